@@ -29,7 +29,7 @@ from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.schema_files import make_tables
 from caf_pipeline.settings import Settings
-from caf_pipeline_tests.contracts.ledger import bring_to, register
+from caf_pipeline_tests.support.ledger_rows import bring_to, register
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 100)
 PROCESSES = 4

@@ -34,7 +34,7 @@ from caf_pipeline.chunk_state import (
 )
 from caf_pipeline.errors import ClaimConflict, IllegalMove, LeaseLost
 from caf_pipeline.store.protocol import Copy
-from caf_pipeline_tests.contracts.ledger import (
+from caf_pipeline_tests.support.ledger_rows import (
     POSTING,
     SOURCE,
     holder,

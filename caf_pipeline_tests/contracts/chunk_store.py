@@ -6,8 +6,7 @@ A test class of an implementation inherits it and defines the fixture `store`. I
 
 import hashlib
 import os
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,155 +15,11 @@ from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.errors import (
     IntegrityError,
     LeaseLost,
-    LedgerError,
     StoredChunkMissing,
     StoreError,
 )
-from caf_pipeline.store.protocol import ChunkToStore, PostRecord, SignedTransaction, WaitingPost
-
-MAY_BE_INCLUDED = (None, "included")
-
-
-@dataclass
-class MemoryLease:
-    """The right to an account's sequence, until the context that gave it ends."""
-
-    name: str
-    epoch: int
-    good: bool = True
-
-    def check(self):
-        if not self.good:
-            raise LeaseLost(f"{self.name} is in other hands")
-
-
-class MemoryLog:
-    """A transaction log that forgets when the test ends, and refuses what the ledger's refuses."""
-
-    def other_accounts(self, chunk: str, account: str) -> list[str]:
-        return []
-
-    def __init__(self) -> None:
-        self.queued: dict[tuple[str, str], WaitingPost] = {}
-        self.transactions: dict[str, SignedTransaction] = {}
-        self.chunks: dict[str, list[str]] = {}
-        self.outcomes: dict[str, str | None] = {}
-        self.starts: dict[str, tuple[int, ...]] = {}
-        self.heights: dict[str, int] = {}
-        self._epoch = 0
-
-    @contextmanager
-    def lease(self, account):
-        self._epoch += 1
-        lease = MemoryLease(f"account/{account}", self._epoch)
-        try:
-            yield lease
-        finally:
-            lease.good = False
-
-    def ask(self, account, chunk, message, charged_bytes, *, epoch=0):
-        if not self._open(account, chunk):
-            self.queued[account, chunk] = WaitingPost(chunk, message, charged_bytes)
-
-    def waiting(self, account):
-        return [
-            post
-            for (owner, chunk), post in self.queued.items()
-            if owner == account and not self._open(account, chunk)
-        ]
-
-    def pending(self, account):
-        mine = [
-            transaction
-            for transaction in self._of(account)
-            if self.outcomes[transaction.hash] is None
-        ]
-        return sorted(mine, key=lambda one: one.sequence)
-
-    def commit(self, lease, transaction, chunks):
-        lease.check()
-        taken = [
-            earlier
-            for earlier in self._of(transaction.account)
-            if self.outcomes[earlier.hash] in (None, "included", "failed")
-        ]
-        if any(earlier.sequence == transaction.sequence for earlier in taken):
-            raise LedgerError(f"sequence {transaction.sequence} has a transaction")
-        if any(self._open(transaction.account, chunk) for chunk in chunks):
-            raise LedgerError("a chunk is in a transaction that is or may be included")
-        self.transactions[transaction.hash] = transaction
-        self.chunks[transaction.hash] = list(chunks)
-        self.outcomes[transaction.hash] = None
-
-    def settle(self, lease, hash, outcome, *, starts=(), cost=None):
-        lease.check()
-        if hash not in self.transactions or self.outcomes[hash] not in (None, outcome):
-            raise LedgerError(f"{hash} is not known, or was settled as {self.outcomes.get(hash)}")
-        if outcome == "included" and len(starts) != len(self.chunks[hash]):
-            raise LedgerError("each post of an included transaction has a start")
-        self.outcomes[hash] = outcome
-        self.starts[hash] = tuple(starts)
-
-    def start_of(self, account, chunk):
-        included = [
-            transaction.hash
-            for transaction in self._of(account)
-            if self.outcomes[transaction.hash] == "included"
-        ]
-        starts = [
-            self.starts[hash][self.chunks[hash].index(chunk)]
-            for hash in included
-            if chunk in self.chunks[hash]
-        ]
-        return max(starts, default=None)
-
-    def spent(self, account):
-        return sum(
-            transaction.cost
-            for transaction in self._of(account)
-            if self.outcomes[transaction.hash] in (None, "included", "failed")
-        )
-
-    def explains(self, account, archive_id, sequence):
-        return True
-
-    def unknown_roots(self, roots, *, signed):
-        return []
-
-    def lost_posts(self, archive_id):
-        return []
-
-    def record_look(self, account, archive_id, sequence, unknown):
-        pass
-
-    def has_post(self, archive_id):
-        return True
-
-    def unknown_archives(self, account, archive_id):
-        return []
-
-    def record_archives(self, account, sequence, archive_ids):
-        pass
-
-    def seen_height(self, chain_id):
-        return self.heights.get(chain_id, 0)
-
-    def see_height(self, chain_id, height):
-        self.heights[chain_id] = max(height, self.seen_height(chain_id))
-
-    def _of(self, account):
-        return [
-            transaction
-            for transaction in self.transactions.values()
-            if transaction.account == account
-        ]
-
-    def _open(self, account, chunk):
-        return any(
-            chunk in self.chunks[transaction.hash]
-            and self.outcomes[transaction.hash] in MAY_BE_INCLUDED
-            for transaction in self._of(account)
-        )
+from caf_pipeline.store.protocol import ChunkToStore, PostRecord
+from caf_pipeline_tests.support.memory_log import MemoryLog
 
 
 def staged_file(folder: Path, data: bytes) -> Path:

@@ -24,7 +24,7 @@ from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
 from caf_pipeline.ledger.schema_files import make_tables
 from caf_pipeline.waits import Waits
-from caf_pipeline_tests.contracts.ledger import holder, register
+from caf_pipeline_tests.support.ledger_rows import holder, register
 from caf_pipeline_tests.support.new_ledgers import rows_of
 
 

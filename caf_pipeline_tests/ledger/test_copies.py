@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from caf_pipeline.chunk_state import ChunkState, CopyState
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline_tests.contracts.ledger import (
+from caf_pipeline_tests.support.ledger_rows import (
     POSTING,
     ROOT,
     SOURCE,
@@ -18,7 +18,6 @@ from caf_pipeline_tests.contracts.ledger import (
     end,
     holder,
     location,
-    read_back,
     register,
     restore,
     restored,
@@ -28,12 +27,6 @@ from caf_pipeline_tests.contracts.ledger import (
 from caf_pipeline_tests.support.postgres import connected
 
 S = ChunkState
-C = CopyState
-
-
-@pytest.fixture
-def ledger(database):
-    return Ledger(database, lease_seconds=1.0)
 
 
 def change(database, *statements):
@@ -229,14 +222,6 @@ def test_an_abandoned_chunk_keeps_its_post(ledger, database):
     assert ledger.transactions(holder()).unknown_roots([ROOT], signed=True) == []
 
 
-def test_objects_of_an_expired_copy_are_not_located(ledger, database):
-    chunk = archive(ledger, ["a"])
-    end(ledger, chunk, S.EXPIRED)
-    assert [row[2] for row in copies(database)] == ["expired"]
-    assert ledger.lookup.locate(SOURCE, "a") is None
-    assert ledger.chunks.get(chunk).state is S.EXPIRED
-
-
 @pytest.mark.parametrize("fault", ["", "wrong bytes"])
 def test_a_rebuilt_chunk_is_located_and_has_its_copy(ledger, database, fault):
     ledger.sources.register(SOURCE, "s3://src")
@@ -275,19 +260,3 @@ def test_a_stored_file_replaces_only_an_unposted_chunk(ledger, database, state, 
                 )
             assert copies(database) == before
             assert ledger.chunks.get(name).state is S.PARKED
-
-
-def test_a_full_read_ends_with_its_copy(ledger, database):
-    chunk = archive(ledger, ["a"])
-    read_back(ledger, chunk)
-    assert ledger.chunks.get(chunk).read_back_at is not None
-    end(ledger, chunk, S.DAMAGED)
-    assert ledger.chunks.get(chunk).read_back_at is None
-
-
-def test_only_a_repair_brings_a_copy_back(ledger):
-    chunk = archive(ledger, ["a"])
-    for after in set(S) - {S.DAMAGED, S.EXPIRED}:
-        with pytest.raises(IllegalMove):
-            end(ledger, chunk, after)
-    assert ledger.chunks.get(chunk).copy_state is C.VERIFIED

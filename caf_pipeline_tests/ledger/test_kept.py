@@ -14,9 +14,8 @@ from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.kept import open_kept
-from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
-from caf_pipeline_tests.contracts.ledger import (
+from caf_pipeline_tests.support.ledger_rows import (
     SOURCE,
     archive,
     batches,
@@ -30,11 +29,6 @@ from caf_pipeline_tests.contracts.ledger import (
 from caf_pipeline_tests.support.postgres import connected
 
 S = ChunkState
-
-
-@pytest.fixture
-def ledger(database):
-    return Ledger(database)
 
 
 @pytest.fixture

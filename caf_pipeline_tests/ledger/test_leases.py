@@ -11,14 +11,14 @@ import psycopg
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import HeldByOther, LeaseLost
+from caf_pipeline.errors import HeldByOther, LeaseLost, NotLocated
 from caf_pipeline.ledger import records
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
 from caf_pipeline.ledger.records import Holder
-from caf_pipeline_tests.contracts.ledger import bring_to, holder, pending, register, seal
+from caf_pipeline_tests.support.ledger_rows import bring_to, holder, pending, register, seal
 
 SHORT = 1.5
 NEVER = 3600.0  # a test that waits for this lease to expire would not end
@@ -31,7 +31,7 @@ from caf_pipeline.errors import LeaseLost
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.processes import this_process
-from caf_pipeline_tests.contracts.ledger import batches, location, seal_facts
+from caf_pipeline_tests.support.ledger_rows import batches, location, seal_facts
 
 url, chunk, seconds, boot, what = sys.argv[1:]
 ledger = Ledger(Database(url), lease_seconds=float(seconds))
@@ -260,3 +260,67 @@ def test_hidden_process_of_another_user_is_unknown(monkeypatch):
     assert is_alive(me.boot_id, process.pid, 1.0) is False
     monkeypatch.setattr("os.kill", refuse)
     assert is_alive(me.boot_id, process.pid, 1.0) is None
+
+
+# --- one process ---
+
+
+def test_a_held_lease_names_its_run_to_others(ledger):
+    with ledger.leases.hold("plan/src", holder("run-1")), pytest.raises(HeldByOther) as refused:
+        ledger.leases.hold("plan/src", holder("run-2")).__enter__()
+    assert refused.value.holder == "run-1"
+
+
+def test_each_holding_has_a_greater_epoch(ledger):
+    (chunk,) = register(ledger, ["a"])
+    epochs = []
+    for run in ("r1", "r2", "r3"):
+        with ledger.leases.hold(f"chunk/{chunk}", holder(run)) as lease:
+            lease.check()
+            epochs.append((lease.epoch, ledger.chunks.get(chunk).epoch))
+    assert all(of_lease == of_chunk for of_lease, of_chunk in epochs)
+    assert epochs[0] < epochs[1] < epochs[2]
+
+
+def test_a_lease_is_given_back_when_its_holder_fails(ledger):
+    with pytest.raises(ConnectionError), ledger.leases.hold("plan/src", holder("r1")):
+        raise ConnectionError("the cable")
+    with ledger.leases.hold("plan/src", holder("r2")) as lease:
+        lease.check()
+
+
+def test_an_unknown_chunk_cannot_be_held(ledger):
+    with pytest.raises(NotLocated):
+        ledger.leases.hold("chunk/src-none", holder()).__enter__()
+
+
+def test_held_leases_are_listed_with_their_holder(ledger):
+    with (
+        ledger.leases.hold("plan/src", holder("run-1")) as lease,
+        ledger.leases.hold("account/x", holder("run-2")),
+    ):
+        first, second = ledger.leases.list()
+        assert (first.name, first.holder, first.live) == ("account/x", holder("run-2"), True)
+        assert (second.name, second.epoch) == ("plan/src", lease.epoch)
+    assert ledger.leases.list() == []
+
+
+def test_a_lease_whose_holder_may_live_is_not_ended(ledger):
+    far = replace(holder("far"), boot_id="another machine")
+    with (
+        ledger.leases.hold("plan/src", holder("run-1")) as here,
+        ledger.leases.hold("plan/other", far) as there,
+    ):
+        assert not ledger.leases.end("plan/src", here.epoch)
+        assert not ledger.leases.end("plan/other", there.epoch)
+        assert len(ledger.leases.list()) == 2
+
+
+def test_a_dead_lease_ends_once_and_by_epoch(ledger):
+    with ledger.leases.hold("plan/src", replace(holder("dead"), process_started=-1.0)) as lease:
+        assert not ledger.leases.end("plan/src", lease.epoch + 1)
+        assert ledger.leases.end("plan/src", lease.epoch)
+        assert not ledger.leases.end("plan/src", lease.epoch)
+        assert ledger.leases.list() == []
+    with ledger.leases.hold("plan/src", holder("next")) as next_:
+        assert next_.epoch > lease.epoch

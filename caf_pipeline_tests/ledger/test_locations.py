@@ -26,7 +26,7 @@ from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.query_files import query
-from caf_pipeline_tests.contracts.ledger import location_values, register
+from caf_pipeline_tests.support.ledger_rows import location_values, register
 
 ETAG = "00e1f2d3c4b5a69788796a5b4c3d2e1f"
 VERSION_ID = "3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY_MTRCxvjVBH"

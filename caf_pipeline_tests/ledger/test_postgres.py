@@ -1,4 +1,4 @@
-"""The ledger on Postgres: its contract, and cases that need two connections or a broken one."""
+"""The ledger on Postgres: cases that need two connections or a broken one, or a pooler."""
 
 import contextlib
 import math
@@ -36,11 +36,12 @@ from caf_pipeline.ledger.removal import OF_A_CHUNK, OF_AN_ADDRESS
 from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Copy
-from caf_pipeline_tests.contracts.ledger import (
+from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
+from caf_pipeline_tests.support.chunk_rows import set_state
+from caf_pipeline_tests.support.ledger_rows import (
     POSTING,
     SOURCE,
     VERSION,
-    LedgerContract,
     archive,
     batches,
     bring_to,
@@ -61,8 +62,6 @@ from caf_pipeline_tests.contracts.ledger import (
     skip,
     standing,
 )
-from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
-from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.pgbouncer import running_pooler
 from caf_pipeline_tests.support.postgres import DEADLOCK, connected, end_connections
@@ -73,16 +72,6 @@ WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND "
     "wait_event_type = 'Lock'"
 )
-
-
-@pytest.fixture
-def ledger(database):
-    # A contract test that meets a held lease waits for one renewal.
-    return Ledger(database, lease_seconds=1.0)
-
-
-class TestLedger(LedgerContract):
-    """Passes the contract."""
 
 
 def test_a_removal_knows_every_table_with_rows_of_a_source(database, ledger):
@@ -187,12 +176,6 @@ def bring_on(ledger, lease, chunk):
     ledger.moves.record_posting(lease, chunk, POSTING)
     ledger.moves.move(lease, chunk, ChunkState.POSTED, ChunkState.UPLOADING)
     ledger.replicas.record_verified(lease, chunk, [Copy("provider", "proof")])
-
-
-def test_a_row_of_an_expired_chunk_is_replaced(ledger):
-    end(ledger, archive(ledger, ["a"]), ChunkState.EXPIRED)
-    chunk = archive(ledger, ["a"])
-    assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.waits import Waits
-from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, holder, register
+from caf_pipeline_tests.support.ledger_rows import SOURCE, bring_to, holder, register
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.roles import granted_roles
 

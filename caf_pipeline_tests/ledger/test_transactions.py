@@ -15,15 +15,6 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.store.protocol import Copy, PostRecord
-from caf_pipeline_tests.contracts.ledger import (
-    POSTING,
-    ROOT,
-    archive,
-    bring_to,
-    end,
-    holder,
-    register,
-)
 from caf_pipeline_tests.contracts.transaction_log import (
     ACCOUNT,
     OTHER,
@@ -34,14 +25,18 @@ from caf_pipeline_tests.contracts.transaction_log import (
     settle,
     signed,
 )
+from caf_pipeline_tests.support.ledger_rows import (
+    POSTING,
+    ROOT,
+    archive,
+    bring_to,
+    end,
+    holder,
+    register,
+)
 from caf_pipeline_tests.support.memory_log import MemoryLog
 
 S = ChunkState
-
-
-@pytest.fixture
-def ledger(database):
-    return Ledger(database, lease_seconds=1.0)
 
 
 @pytest.fixture
@@ -213,17 +208,6 @@ def test_one_of_two_processes_committing_for_an_account_wins(database_url, log, 
         tell(winner)
         assert heard(winner) == "committed"
     assert len(log.pending(ACCOUNT)) == 1
-
-
-@pytest.mark.thorough
-def test_a_run_killed_before_its_commit_leaves_its_request(database_url, log, chunks):
-    with child(database_url, chunks[0]) as process:
-        tell(process)
-        assert heard(process) == "owned"
-        process.kill()
-        process.wait()
-    assert names(log.waiting(ACCOUNT)) == [chunks[0]]
-    commit(log, signed(1), chunks[0])
 
 
 @pytest.mark.thorough

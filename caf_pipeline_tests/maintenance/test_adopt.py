@@ -35,7 +35,8 @@ from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.store.protocol import ChunkToStore
-from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt
+from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.support.memory_log import MemoryLog
 from caf_pipeline_tests.support.memory_ranges import caf_bytes
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import rows_of

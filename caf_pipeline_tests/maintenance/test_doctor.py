@@ -25,7 +25,6 @@ from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.planning import account_for, cut_plan
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
-from caf_pipeline_tests.contracts.ledger import settled
 from caf_pipeline_tests.support import crashes, dying_runs
 from caf_pipeline_tests.support.crashes import (
     everything,
@@ -37,6 +36,7 @@ from caf_pipeline_tests.support.crashes import (
     says,
     started,
 )
+from caf_pipeline_tests.support.ledger_rows import settled
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import (

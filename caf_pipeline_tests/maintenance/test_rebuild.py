@@ -25,8 +25,8 @@ from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.contracts.ledger import ODD_KEYS, holder
 from caf_pipeline_tests.support.forged_chunks import Forgery, a_row, a_skip, accepts, put
+from caf_pipeline_tests.support.ledger_rows import ODD_KEYS, holder
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
 from caf_pipeline_tests.support.plans import MOMENT

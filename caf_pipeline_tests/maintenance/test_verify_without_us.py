@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.formats import age
-from caf_pipeline_tests.contracts.ledger import ODD_KEYS
 from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
+from caf_pipeline_tests.support.ledger_rows import ODD_KEYS
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything

@@ -22,8 +22,8 @@ from caf_pipeline.retrieval import bulk, object_file
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.retrieval.async_archive import AsyncArchive
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.contracts.ledger import end, skip
 from caf_pipeline_tests.support.breaking_folders import BreakingFolders
+from caf_pipeline_tests.support.ledger_rows import end, skip
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything

@@ -15,7 +15,7 @@ from caf_pipeline.ledger.records import InventoryRecord, Location
 from caf_pipeline.retrieval import listing
 from caf_pipeline.retrieval.listing import is_current, list_level, list_objects
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline_tests.contracts.ledger import (
+from caf_pipeline_tests.support.ledger_rows import (
     EARLY,
     ODD_KEYS,
     SOURCE,

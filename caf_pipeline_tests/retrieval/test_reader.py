@@ -26,7 +26,7 @@ from caf_pipeline.retrieval.reader import ArchivedObject, save
 from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline_tests.contracts import chunk_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
-from caf_pipeline_tests.contracts.ledger import SOURCE, VERSION, archive, end, register, skip
+from caf_pipeline_tests.support.ledger_rows import SOURCE, VERSION, archive, end, register, skip
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.several_folders import SeveralFolders

@@ -17,7 +17,6 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.source.s3.listing import Listing
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
-from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.support.current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.deletion_lists import Answer, pass_window
 from caf_pipeline_tests.support.inventory_reports import (
@@ -27,6 +26,7 @@ from caf_pipeline_tests.support.inventory_reports import (
     ReportWriter,
     listed_rows,
 )
+from caf_pipeline_tests.support.ledger_rows import seal_facts
 from caf_pipeline_tests.support.listing_entries import version
 from caf_pipeline_tests.support.run_contexts import (
     a_run_context,

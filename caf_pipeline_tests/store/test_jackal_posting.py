@@ -31,7 +31,7 @@ from caf_pipeline.store.jackal import posting as posting_module
 from caf_pipeline.store.jackal.messages import POST_FILE, post_file, transaction_messages
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.protocol import Copy
-from caf_pipeline_tests.contracts.ledger import bring_to, register
+from caf_pipeline_tests.support.ledger_rows import bring_to, register
 from caf_pipeline_tests.support.memory_log import MemoryLog
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.paying_runs import (

@@ -16,7 +16,7 @@ from caf_pipeline.inventory.manifest import (
     head_bytes,
 )
 from caf_pipeline.store.protocol import ChunkToStore, PostedFile, PostRecord, post_mac
-from caf_pipeline_tests.contracts.chunk_store import MemoryLog
+from caf_pipeline_tests.support.memory_log import MemoryLog
 from caf_pipeline_tests.support.plans import MOMENT
 
 PLAN = "0a0b0c0d"

@@ -14,8 +14,9 @@ from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.jackal.write import JackalStore
 from caf_pipeline.store.protocol import PostRecord, ProviderRecord
 from caf_pipeline.throttle import Throttle
-from caf_pipeline_tests.contracts.chunk_store import MemoryLog, to_store
+from caf_pipeline_tests.contracts.chunk_store import to_store
 from caf_pipeline_tests.support.jackal_network import WORDS, jackal_settings
+from caf_pipeline_tests.support.memory_log import MemoryLog
 
 
 class MemoryRecords:
