@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import inspect
 import os
 import random
 from datetime import UTC, datetime, timedelta, timezone
@@ -20,7 +19,6 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.retrieval import bulk, object_file
 from caf_pipeline.retrieval.archive import Archive
-from caf_pipeline.retrieval.async_archive import AsyncArchive
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.breaking_folders import BreakingFolders
 from caf_pipeline_tests.support.ledger_rows import end, skip
@@ -370,65 +368,10 @@ def test_archive_reads_again_after_a_database_outage(context, archive, database,
     assert archive.read("src", "dir/001") == BODIES["dir/001"]
 
 
-# --- AsyncArchive
-# ------------------------------------------------------------------------------------------
-
-
-def test_async_archive_reads_the_same_bytes(context, archive, tmp_path):
+def test_async_programs_read_in_threads(archive):
     async def read():
-        async with AsyncArchive(archive) as awaited:
-            one, two = await asyncio.gather(
-                awaited.read("src", "dir/001"), awaited.read("src", "dir/002")
-            )
-            with await awaited.open("src", "dir/003") as file:
-                three = await asyncio.to_thread(file.read)
-            many = {
-                read.key: read.body
-                async for read in awaited.read_many("src", ["dir/004", "dir/005"])
-            }
-            listed = [entry async for entry in awaited.ls("src")]
-            await awaited.save("src", "dir/006", tmp_path / "six")
-            assert (
-                await awaited.sources(),
-                (await awaited.find("src", "dir/006")).location.size_bytes,
-            ) == (["src"], 506)
-            async for _ in awaited.read_many("src", BODIES):
-                break
-            return [one, two, three, *(many[key] for key in sorted(many))], listed
+        return await asyncio.gather(
+            *(asyncio.to_thread(archive.read, "src", key) for key in ("dir/001", "dir/002"))
+        )
 
-    bodies, listed = asyncio.run(read())
-    assert bodies == [BODIES[key] for key in sorted(BODIES)[1:6]]
-    assert listed == ["dir/"]
-    assert (tmp_path / "six").read_bytes() == BODIES["dir/006"]
-
-
-def test_async_archive_has_the_same_methods(context):
-    closed = []
-    asyncio.run(
-        AsyncArchive(
-            Archive(context.ledger.lookup, context.store, lambda: closed.append(True))
-        ).close()
-    )
-    assert closed
-    plain, awaited = (
-        {
-            name: inspect.signature(method).parameters
-            for name, method in vars(one).items()
-            if name[0] != "_"
-        }
-        for one in (Archive, AsyncArchive)
-    )
-    assert plain == awaited
-
-
-def test_cancelled_read_does_not_block_the_next(context, archive):
-    async def read():
-        awaited = AsyncArchive(archive)
-        task = asyncio.create_task(anext(awaited.read_many("src", BODIES)))
-        await asyncio.sleep(0)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        return await awaited.read("src", "dir/001")
-
-    assert asyncio.run(read()) == BODIES["dir/001"]
+    assert asyncio.run(read()) == [BODIES["dir/001"], BODIES["dir/002"]]
