@@ -65,8 +65,8 @@ def test_modules_import_only_from_their_own_and_lower_folders(module):
             assert other == top(module) or RANK[other] < RANK[top(module)], (
                 f"{module} imports {name}"
             )
-            assert not (top(module) == "cli" and other in DAGSTER), (
-                f"{module} imports {name}: it is found by an entry point"
+            assert not (top(module) == "cli" and other in DAGSTER - {"dagster_host"}), (
+                f"{module} imports {name}: commands that need Dagster are in `dagster_host`"
             )
             between = (
                 RANK["ledger"] < RANK[top(module)] < RANK["wiring"]
@@ -75,6 +75,13 @@ def test_modules_import_only_from_their_own_and_lower_folders(module):
             assert not (between and other in ADAPTERS), (
                 f"{module} imports {name}: only `wiring` opens an adapter"
             )
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if top(module) == "cli"])
+def test_commands_load_dagster_only_when_they_run(module):
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    loaded = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in loaded if name.startswith("caf_pipeline.dagster_host")]
 
 
 def test_adapters_are_imported_only_by_wiring():

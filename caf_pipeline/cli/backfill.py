@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.cli.terminal import SourceArgument
 from caf_pipeline.settings import load_settings
 
@@ -58,12 +57,12 @@ def backfill(  # noqa: PLR0917 - the command line's options
       16  Nothing was submitted: no Dagster daemon runs.
       130, 143, 129: interrupted by Ctrl-C, SIGTERM, or SIGHUP; the backfill continues.
     """
-    return int(
-        dagster_command("backfill")(
-            source,
-            settings=load_settings(),
-            wanted={"plan": plan, "first": first, "last": last, "failed": failed},
-            dry_run=dry_run,
-            json=json,
-        )
+    from caf_pipeline.dagster_host.backfill import backfill_command  # noqa: PLC0415 - loads Dagster
+
+    return backfill_command(
+        source,
+        settings=load_settings(),
+        wanted={"plan": plan, "first": first, "last": last, "failed": failed},
+        dry_run=dry_run,
+        json=json,
     )

@@ -1,7 +1,7 @@
 """`caf doctor`."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from itertools import islice
 from typing import Annotated, Final
@@ -9,7 +9,6 @@ from typing import Annotated, Final
 import typer
 
 from caf_pipeline.caf.merkle import IMPLEMENTATION
-from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.opening import known_sources, require_source
 from caf_pipeline.cli.run_opening import opened_store
@@ -32,7 +31,6 @@ from caf_pipeline.maintenance.doctor.findings import (
     MendResult,
     UnknownPosts,
     mendable,
-    not_checked,
 )
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.run_wiring import jackal_of
@@ -133,6 +131,10 @@ def doctor(  # noqa: PLR0917 - the command line's options
         unknown_posts = UnknownPosts.ADD
         if not dry_run:
             require_confirmation(yes=yes)
+    # Dagster takes seconds to load.
+    from caf_pipeline.dagster_host.stray_partitions import stray_partitions  # noqa: PLC0415
+    from caf_pipeline.dagster_host.team_instance import instance_findings  # noqa: PLC0415
+
     settings = load_settings()
     note(f"Merkle roots are computed by {IMPLEMENTATION} code")
     with opened_ledger(settings) as ledger:
@@ -142,9 +144,9 @@ def doctor(  # noqa: PLR0917 - the command line's options
         with opened_store(settings, ledger) as store:
             for name in [source] if source else known_sources(settings, ledger.lookup):
                 examination.examine_source(settings, ledger, store, name)
-                examination.examine_dagster(settings, ledger, "stray_partitions", name)
+                examination.handle(stray_partitions(name, settings=settings, ledger=ledger))
             examination.judge_backup(ledger, of_all_sources=source is None)
-            examination.examine_dagster(settings, ledger, "instance_findings")
+            examination.handle(instance_findings(settings=settings, ledger=ledger))
     examination.close()
 
 
@@ -188,15 +190,8 @@ class _Examination:
                     or (finding.kind in _OF_STORE and actor in (Actor.OPERATOR, Actor.DOCTOR))
                 )
 
-    def examine_dagster(
-        self, settings: Settings, ledger: Ledger, command: str, *source: str
-    ) -> None:
-        try:
-            examine_state = dagster_command(command)
-        except CafError as error:
-            self._handle(not_checked(" of ".join((command.replace("_", " "), *source)), error))
-            return
-        for finding in examine_state(*source, settings=settings, ledger=ledger):
+    def handle(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
             self._handle(finding)
 
     def judge_backup(self, ledger: Ledger, *, of_all_sources: bool) -> None:

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.cli.opening import RUN
 from caf_pipeline.cli.terminal import confirm, printable
 from caf_pipeline.settings import load_settings
@@ -43,6 +42,7 @@ def remove(
       10  A run works on the source.
       11  The ledger never had the source.
     """
+    from caf_pipeline.dagster_host.remove import remove_command  # noqa: PLC0415 - loads Dagster
 
     def ask(lines: Sequence[str]) -> None:
         for line in lines:
@@ -50,4 +50,4 @@ def remove(
         confirm("Remove it?", yes=yes, otherwise="nothing was removed")
 
     settings = load_settings()
-    return int(dagster_command("remove")(source, settings=settings, run=RUN, confirm=ask))
+    return remove_command(source, settings=settings, run=RUN, confirm=ask)

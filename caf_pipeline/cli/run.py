@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.cli.terminal import ReportOption
 from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import load_settings
@@ -104,13 +103,13 @@ def run(  # noqa: PLR0917 - the command line's options
         )
     if report and list_bucket:
         raise UsageError("--report and --list exclude each other.", hint="Give one of them.")
-    return int(
-        dagster_command("run")(
-            source,
-            settings=settings,
-            new_archive=new_archive,
-            inventory={"report": report or "", "list_bucket": list_bucket},
-            workers=workers,
-            json=json,
-        )
+    from caf_pipeline.dagster_host.run_source import run_command  # noqa: PLC0415 - loads Dagster
+
+    return run_command(
+        source,
+        settings=settings,
+        new_archive=new_archive,
+        inventory={"report": report or "", "list_bucket": list_bucket},
+        workers=workers,
+        json=json,
     )

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.cli.terminal import JsonOption
 from caf_pipeline.settings import load_settings
 
@@ -39,4 +38,6 @@ def runs(
       3  Wrong settings, no such source, or Dagster's storage cannot be opened.
       6  The database failed.
     """
-    return int(dagster_command("runs")(source, settings=load_settings(), last=last, json=json))
+    from caf_pipeline.dagster_host.runs import runs_command  # noqa: PLC0415 - loads Dagster
+
+    return runs_command(source, settings=load_settings(), last=last, json=json)

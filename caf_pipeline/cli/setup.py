@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.settings import load_settings
 
 
@@ -38,6 +37,6 @@ def setup(
       2  Your own Dagster project has the folder; nothing is changed.
       3  Wrong settings, or Dagster's folder or storage cannot be used.
     """
-    return int(
-        dagster_command("setup")(settings=load_settings(), dry_run=dry_run, reset=reset, json=json)
-    )
+    from caf_pipeline.dagster_host.setup import setup_command  # noqa: PLC0415 - loads Dagster
+
+    return setup_command(settings=load_settings(), dry_run=dry_run, reset=reset, json=json)

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.settings import load_settings
 
 
@@ -25,4 +24,6 @@ def ui(
       2  The port is in use, or your own Dagster project has the folder: use its `dg dev`.
       3  Wrong settings, or DAGSTER_HOME cannot be written.
     """
-    dagster_command("ui")(settings=load_settings(), port=port)
+    from caf_pipeline.dagster_host.ui import ui_command  # noqa: PLC0415 - loads Dagster
+
+    ui_command(settings=load_settings(), port=port)

@@ -96,16 +96,6 @@ def test_a_partition_that_no_plan_made_is_removed(caf, monkeypatch):
     assert lines(caf("doctor")) == ["nothing was found"]
 
 
-def test_dagsters_state_is_unseen_without_the_entry_points(caf, monkeypatch):
-    monkeypatch.setattr("caf_pipeline.cli.dagster_commands.entry_points", lambda **_: ())
-    done = caf("doctor", "--json")
-    assert [(record["kind"], record["name"]) for record in records(done)] == [
-        ("not looked at", "stray partitions of src"),
-        ("not looked at", "instance findings"),
-    ]
-    assert done.status == 1
-
-
 def test_with_an_empty_ledger_partitions_named_like_chunks_stay(caf, monkeypatch):
     monkeypatch.setenv(HOME_VARIABLE, "to be put back")
     with open_instance(load_settings(caf.folder / "caf.toml")) as instance:

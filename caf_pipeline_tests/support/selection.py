@@ -26,7 +26,7 @@ _READ: Final = ("docs", "demo", "deploy", "benchmarks", "README.md", "CHANGELOG.
 _OF_NO_TEST: Final = ("CONTRIBUTING.md", "LICENSE", ".gitignore", ".ci")
 _OF_EVERY_TEST: Final = re.compile(rf"caf_pipeline/setting|{TESTS}/support/|.*conftest\.py$")
 _PROGRAM: Final = {"entry", "definitions", "filesystem", "dagster_host"}
-"""The string "caf" starts the command, which uses entry points, or fsspec's file system."""
+"""The string "caf" starts the command, or fsspec's file system."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,7 +87,7 @@ class Change:
 @cache
 def folder_imports() -> dict[str, set[str]]:
     """Return what each folder of the package imports of the others."""
-    imports: dict[str, set[str]] = {"cli": {"dagster_host"}}  # by entry points
+    imports: dict[str, set[str]] = {}
     for module in MODULES:
         imports.setdefault(top(module), set()).update(
             top(name.removeprefix("caf_pipeline."))
