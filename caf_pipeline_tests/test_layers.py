@@ -21,7 +21,8 @@ BESIDE_WIRING = {
         "ledger.database.describe_database",
     ),
     "ledger.lookup.Lookup",  # as a type
-    "ledger.tables.FILE_LOCATIONS",  # its columns, which a page describes
+    # the columns of a table, which a page describes
+    *("ledger.schema_files.column_comments", "ledger.tables.FILE_LOCATIONS"),
     LEDGER,
     # the commands and pages that are of Jackal alone: types, limits, and what is computed from what
     # the store gave

@@ -1,24 +1,30 @@
-"""Writes docs/reference/schema.md from the ledger's declared tables.
+"""Writes docs/reference/schema.md from a new ledger's tables.
 
 Run `python docs/schema_page.py docs/reference/schema.md`.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import CheckConstraint, Column, Dialect, Index, Table, UniqueConstraint
-from sqlalchemy.dialects import postgresql
+import psycopg
+from psycopg.rows import namedtuple_row
 
-from caf_pipeline.ledger.tables import METADATA, REFERS_TO
+from caf_pipeline.ledger.database import database_of
+from caf_pipeline.ledger.embedded import embedded_server
+from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.settings import Settings
 
 _OPENING: Final = """\
 # The ledger's tables
 
-`make docs` writes this page from `caf_pipeline/ledger/tables.py`, and a test keeps it current. The
-files of `sql/` create the tables, views and indexes. Another test compares them with the declared
-tables. [Design](../explanation/design.md) explains the terms.
+`make docs` writes this page from a database that the files of `sql/` made, and a test keeps it
+current. [Design](../explanation/design.md) explains the terms.
 
 Unless a comment says otherwise, times come from the database's clock and sizes are in bytes.
 `text C` has the collation "C": it is compared as bytes. The ledger has one more table,
@@ -26,118 +32,91 @@ Unless a comment says otherwise, times come from the database's clock and sizes 
 
 A solid line is a foreign key. A dotted line is a reference without a foreign key.
 """
-_DIALECT: Final[Dialect] = postgresql.dialect()  # type: ignore[no-untyped-call]
+
+_COLUMNS: Final = """
+    SELECT relname AS table, obj_description(pg_class.oid) AS about, attname AS name,
+        replace(format_type(atttypid, atttypmod), 'timestamp with time zone', 'timestamptz')
+            || CASE WHEN attcollation = '"C"'::regcollation THEN ' C' ELSE '' END AS type,
+        NOT attnotnull AS nullable,
+        CASE WHEN attidentity <> '' THEN 'identity'
+            ELSE '`' || split_part(pg_get_expr(adbin, adrelid), '::', 1) || '`' END AS default,
+        split_part(col_description(pg_class.oid, attnum), ' -> ', 1) AS comment,
+        split_part(col_description(pg_class.oid, attnum), ' -> ', 2) AS refers_to
+    FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0
+    LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+    WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' AND relname <> 'schema_files'
+    ORDER BY pg_class.oid, attnum
+"""
+_KEYS: Final = """
+    SELECT conrelid::regclass::text AS table, contype AS kind, confrelid::regclass::text AS target,
+        ARRAY(SELECT attname::text FROM unnest(conkey) WITH ORDINALITY AS key (attnum, place)
+            JOIN pg_attribute USING (attnum) WHERE attrelid = conrelid ORDER BY place) AS columns,
+        replace(pg_get_constraintdef(oid, true), '::text', '') AS definition
+    FROM pg_constraint
+    WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'f', 'c')
+    UNION ALL
+    SELECT tablename, 'i', '', '{}',
+        replace(pg_get_indexdef(indexname::regclass, 0, true), '::text', '')
+    FROM pg_indexes WHERE schemaname = 'public'
+        AND NOT EXISTS (SELECT FROM pg_constraint WHERE conname = indexname)
+    ORDER BY 5
+"""
 
 
-def page() -> str:
+def page(connection: psycopg.Connection[Any]) -> str:
     """Return the text of docs/reference/schema.md."""
-    tables = METADATA.tables.values()
-    drawing = [line for table in tables for line in _references(table) or [f"    {table.name}"]]
-    return (
-        "\n".join(
-            [
-                _OPENING,
-                "```mermaid",
-                "erDiagram",
-                *drawing,
-                "```",
-                *(_section(table) for table in tables),
-            ]
-        )
-        + "\n"
-    )
+    with connection.cursor(row_factory=namedtuple_row) as cursor:
+        columns = cursor.execute(_COLUMNS).fetchall()
+        keys = cursor.execute(_KEYS).fetchall()
+    drawing, sections = [], []
+    for table, rows in groupby(columns, attrgetter("table")):
+        of_table = list(rows)
+        own_keys = [key for key in keys if key.table == table]
+        drawing += list(_references(of_table, own_keys)) or [f"    {table}"]
+        sections += _section(of_table, own_keys)
+    return "\n".join([_OPENING, "```mermaid", "erDiagram", *drawing, "```", *sections]) + "\n"
 
 
-def _references(table: Table) -> list[str]:
-    """Return a line of the drawing for each reference from this table to another table."""
-    keys = sorted(
-        table.foreign_key_constraints, key=lambda key: list(table.columns).index(key.columns[0])
-    )
-    solid = [_line("--", key.referred_table.name, table, list(key.columns)) for key in keys]
+def _references(columns: Sequence[Any], keys: Sequence[Any]) -> Iterator[str]:
+    """Yield a line of the drawing for each reference from this table to another table."""
+    foreign = [("--", key.target, key.columns) for key in keys if key.kind == "f"]
     logical = [
-        (column.info[REFERS_TO], column) for column in table.columns if REFERS_TO in column.info
+        ("..", column.refers_to.partition(".")[0], [column.name])
+        for column in columns
+        if column.refers_to
     ]
-    return solid + [
-        _line("..", target.partition(".")[0], table, [column]) for target, column in logical
-    ]
+    nullable = {column.name for column in columns if column.nullable}
+    primary = next((key.columns for key in keys if key.kind == "p"), [])
+    for stroke, target, names in foreign + logical:
+        at_target = "||" if nullable.isdisjoint(names) else "|o"
+        at_table = "o|" if names == primary else "o{"
+        line = f"{target} {at_target}{stroke}{at_table} {columns[0].table}"
+        yield f'    {line} : "{", ".join(names)}"'
 
 
-def _line(stroke: str, target: str, table: Table, columns: list[Column[Any]]) -> str:
-    at_target = "|o" if any(column.nullable for column in columns) else "||"
-    at_table = "o|" if list(table.primary_key) == columns else "o{"
-    return f'    {target} {at_target}{stroke}{at_table} {table.name} : "{_names(columns)}"'
-
-
-def _section(table: Table) -> str:
-    """Return the section about a table."""
-    rows = [
-        f"| `{column.name}` | {_type(column)} | {'yes' if column.nullable else ''} | "
-        f"{_default(column)} | {_comment(column)} |"
-        for column in table.columns
-    ]
-    heading = [
-        "",
-        f"## {table.name}",
-        "",
-        table.comment or "",
-        "",
-        "| column | type | null | default | comment |",
-        "|---|---|---|---|---|",
-    ]
-    keys = list(_keys(table))
-    return "\n".join([*heading, *rows, *([""] if keys else []), *keys])
-
-
-def _type(column: Column[Any]) -> str:
-    name, _, collation = column.type.compile(dialect=_DIALECT).partition(" COLLATE ")
-    name = name.lower().replace("timestamp with time zone", "timestamptz")
-    return f"{name} {collation}".replace('"', "").strip()
-
-
-def _default(column: Column[Any]) -> str:
-    default: Any = column.server_default
-    return "identity" if column.identity else f"`{default.arg}`" if default else ""
-
-
-def _comment(column: Column[Any]) -> str:
-    """Return a column's comment and its references as a Markdown cell."""
-    targets = [key.target_fullname for key in column.foreign_keys]
-    if REFERS_TO in column.info:
-        targets.append(column.info[REFERS_TO])
-    references = "".join(f" (→ `{target}`)" for target in targets)
-    return (column.comment or "").replace("<", "\\<").replace("|", "\\|") + references
-
-
-def _keys(table: Table) -> Iterator[str]:
-    """Yield a line for each key, check and index of a table."""
-    if len(table.primary_key):
-        yield f"- primary key: `{_names(table.primary_key)}`"
-    yield from sorted(
-        f"- unique: `{_names(key.columns)}`"
-        for key in table.constraints
-        if isinstance(key, UniqueConstraint)
-    )
-    constraints = table.constraints.union(*(column.constraints for column in table.columns))
-    checks = [check for check in constraints if isinstance(check, CheckConstraint)]
-    yield from sorted(
-        f"- check{f' {check.name}' if check.name else ''}: `{check.sqltext}`" for check in checks
-    )
-    yield from map(_index, sorted(table.indexes, key=lambda index: str(index.name)))
-
-
-def _index(index: Index) -> str:
-    options = index.dialect_options["postgresql"]
-    using = f" ({options['using']})" if options["using"] else ""
-    where = f" where `{options['where']}`" if options["where"] is not None else ""
-    return (
-        f"- {'unique ' if index.unique else ''}index {index.name}{using}: "
-        f"`{_names(index.columns)}`{where}"
-    )
-
-
-def _names(columns: Iterable[Column[Any]]) -> str:
-    return ", ".join(column.name for column in columns)
+def _section(columns: Sequence[Any], keys: Sequence[Any]) -> Iterator[str]:
+    """Yield the lines of the section about a table."""
+    yield from ("", f"## {columns[0].table}", "", columns[0].about, "")
+    yield "| column | type | null | default | comment |"
+    yield "|---|---|---|---|---|"
+    for column in columns:
+        comment = column.comment.replace("<", "\\<").replace("|", "\\|")
+        comment += f" (→ `{column.refers_to}`)" if column.refers_to else ""
+        null = "yes" if column.nullable else ""
+        yield f"| `{column.name}` | {column.type} | {null} | {column.default or ''} | {comment} |"
+    if keys:
+        yield ""
+    for kind in "pufci":
+        yield from (f"- `{key.definition}`" for key in keys if key.kind == kind)
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as home:
+        database = database_of(Settings(home=Path(home)))
+        with (
+            closing(embedded_server(Path(home) / "postgres")),
+            closing(database.connect()) as connection,
+        ):
+            make_tables(connection)
+            text = page(connection)
+    Path(sys.argv[1]).write_text(text, encoding="utf-8")

@@ -27,6 +27,7 @@ from caf_pipeline.inventory.plan import OBJECTS_FILE
 from caf_pipeline.inventory.plan_statistics import SizeStep, histogram_svg
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot
 from caf_pipeline.ledger.records import Chunk, SourceAccount, SourceProgress
+from caf_pipeline.ledger.schema_files import column_comments
 from caf_pipeline.ledger.tables import FILE_LOCATIONS
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
@@ -101,12 +102,13 @@ def file_definition(schema: pa.Schema) -> Metadata:
 def locations_definition() -> Metadata:
     """Name the table of locations and its columns, with their types in Postgres."""
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    comments = column_comments("file_locations")
     columns = [
         TableColumn(
             column.name,
             column.type.compile(dialect).partition(" COLLATE")[0].lower(),
-            description=column.comment,
-            constraints=TableColumnConstraints(nullable=bool(column.nullable)),
+            description=comments[column.name],
+            constraints=TableColumnConstraints(nullable="NULL" in comments[column.name]),
         )
         for column in FILE_LOCATIONS.columns
     ]

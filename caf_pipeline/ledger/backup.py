@@ -59,7 +59,7 @@ _CREATED: Final = re.compile(
 _ENTRY: Final = re.compile(
     r"\d+; \d+ \d+ (?P<what>[A-Z][A-Z ]*[A-Z]) (?P<schema>\S+) (?P<tag>.*) \S+"
 )
-_IGNORED: Final = frozenset({"SCHEMA", "EXTENSION", "COMMENT", "DATABASE PROPERTIES", "DATABASE"})
+_IGNORED: Final = frozenset({"SCHEMA", "EXTENSION", "DATABASE PROPERTIES", "DATABASE"})
 
 _BEFORE: Final = r"""
 \set ON_ERROR_STOP on
@@ -537,7 +537,7 @@ def _entries(
         entry = _ENTRY.match(line)
         if entry is None or entry["what"] in _IGNORED:
             continue
-        words = re.split(r"[ (]", entry["tag"])
+        words = re.split(r"[ (.]", entry["tag"])[:2]  # e.g. COLUMN sources.name
         if "SEQUENCE" in entry["what"]:  # named after table and column
             is_ours = any(words[0].startswith(f"{name}_") for name in names)
         else:

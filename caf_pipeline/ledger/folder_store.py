@@ -23,5 +23,5 @@ class FolderStores(LedgerPart):
     def mark_folder_store(self, folder_id: str) -> str:
         """Record a folder's id, unless there is one; return the recorded id."""
         with self._engine.begin() as connection:
-            connection.execute(_MARK, {"id": folder_id})
+            connection.execute(_MARK, {"only_row": True, "id": folder_id})
             return str(connection.execute(_READ).scalar_one())

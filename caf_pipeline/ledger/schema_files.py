@@ -6,6 +6,7 @@ pgbouncer may be in between.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,16 @@ def schema_files(folder: Path | None = None) -> list[SchemaFile]:
         SchemaFile(path.stem, text := path.read_bytes(), hashlib.sha256(text).hexdigest())
         for path in paths
     ]
+
+
+def column_comments(table: str) -> dict[str, str]:
+    """Return the comments of a table's columns, as far as each is on one line of `sql/`."""
+    comment = re.compile(rf"COMMENT ON COLUMN {table}\.(\w+) IS\s+'(.*)';")
+    return {
+        name: text.replace("''", "'")
+        for file in schema_files()
+        for name, text in comment.findall(file.text.decode())
+    }
 
 
 def is_current(connection: psycopg.Connection[Any], *, hint: str = "") -> bool:

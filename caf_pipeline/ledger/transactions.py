@@ -24,6 +24,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
@@ -167,10 +168,14 @@ UNSETTLED: Final = select(
 _PENDING: Final = UNSETTLED.where(TRANSACTIONS.c.account == bindparam("account")).order_by(
     TRANSACTIONS.c.sequence
 )
-_OPEN: Final = next(index for index in TRANSACTIONS.indexes if index.name == "transactions_open")
 # SQLAlchemy does not count the rows of an INSERT; RETURNING shows whether a row was inserted.
 _COMMIT: Final = (
-    insert(TRANSACTIONS).on_conflict_do_nothing(constraint=_OPEN).returning(TRANSACTIONS.c.hash)
+    insert(TRANSACTIONS)
+    .on_conflict_do_nothing(
+        index_elements=[TRANSACTIONS.c.account, TRANSACTIONS.c.sequence],
+        index_where=text("outcome IS NULL OR outcome IN ('included', 'failed')"),
+    )
+    .returning(TRANSACTIONS.c.hash)
 )
 _COMMIT_POST: Final = insert(TRANSACTION_POSTS)
 _TRANSACTION: Final = (

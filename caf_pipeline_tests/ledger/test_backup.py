@@ -72,6 +72,14 @@ def test_a_backup_brings_every_row_back(ledger, programs, dump):
     register(ledger, ["b"])
 
 
+def test_a_restored_table_has_its_comments(programs, dump, execute):
+    backup.restore(programs, dump, reason="a test")
+    comments = execute(
+        "SELECT obj_description('plans'::regclass), col_description('plans'::regclass, 1)"
+    )
+    assert all(comments.fetchone())
+
+
 def test_a_backup_is_private_and_replaces_nothing(ledger, dump):
     assert dump.stat().st_mode & 0o777 == 0o600
     before = dump.read_bytes()
