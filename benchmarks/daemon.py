@@ -42,9 +42,9 @@ from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.run_wiring import open_ledger, open_run_context
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import inventories, planning
+from caf_pipeline.wiring import open_ledger, open_run_context
 from caf_pipeline_tests.support.dagster_daemon import daemon
 from caf_pipeline_tests.support.postgres import database_at
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.defs.naming import ASSETS, DEAD_RUNS_SENSOR, LAUNCH_SENSOR, job_name
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine

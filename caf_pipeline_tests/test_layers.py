@@ -52,8 +52,9 @@ BESIDE_WIRING = {
     "store.jackal.storage_forecast.warns_from",
     # Dagster's S3 resource makes the client itself, and `wiring` is given it
     "source.s3.clients.build_client",
-    # a CAF file at s3:// needs neither settings nor a database, which `wiring` loads
-    "source.s3.ranges.S3File",
+    # `caf backup` alone: Postgres' programs for an open ledger
+    *("ledger.backup.Programs", "ledger.backup.back_up", "ledger.backup.read_backup"),
+    *("ledger.backup.restore", "ledger.database.has_own_server"),
 }
 """What is imported from adapters above `wiring`, which opens all else: decision 15."""
 
@@ -87,9 +88,7 @@ def test_commands_load_dagster_only_when_they_run(module):
 
 def test_adapters_are_imported_only_by_wiring():
     above = [
-        module
-        for module in MODULES
-        if module != "__init__" and RANK[top(module)] > RANK["run_wiring"]
+        module for module in MODULES if module != "__init__" and RANK[top(module)] > RANK["wiring"]
     ]
     names = {name.removeprefix("caf_pipeline.") for module in above for name in imports_of(module)}
     assert {name for name in names if top(name) in ADAPTERS} == BESIDE_WIRING

@@ -21,11 +21,11 @@ from caf_pipeline.defs.naming import REPORT_TAG, job_name, op_name
 from caf_pipeline.errors import CafError, SourceError, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.run_wiring import open_queue
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.steps import inventories, notices
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
+from caf_pipeline.wiring import open_queue
 
 MIN_TIME_LEFT_WITH_EVENTS: Final = 0.2
 

@@ -13,7 +13,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from caf_pipeline import run_wiring
+from caf_pipeline import wiring
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.encryption.opening import OpeningReader
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError, with_hint
@@ -67,17 +67,14 @@ def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSum
     waits = Waits(Announcer(context.log.info), context.resources.caf_run.waiting)
     if unknown := no_source(ledger.lookup, config.source):
         raise unknown
-    if (
-        not config.destination.startswith((run_wiring.BUCKET_SCHEME, "/"))
-        or "\0" in config.destination
-    ):
+    if not config.destination.startswith((wiring.BUCKET_SCHEME, "/")) or "\0" in config.destination:
         raise UsageError(
             f"destination {config.destination!r} is neither an absolute path nor "
             "s3://BUCKET/PREFIX",
             hint="use an absolute path, since each run has its own working folder",
         )
     if (config.profile or config.endpoint_url) and not config.destination.startswith(
-        run_wiring.BUCKET_SCHEME
+        wiring.BUCKET_SCHEME
     ):
         raise UsageError(
             "`profile` and `endpoint_url` need a bucket as destination",
@@ -88,7 +85,7 @@ def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSum
     store = OpeningReader(stored, ledger.lookup.chunk_header, settings.encryption)
     progress = _Progress(context, config, sums)
     try:
-        with run_wiring.open_restore(
+        with wiring.open_restore(
             ledger.lookup,
             store,
             config.source,

@@ -11,7 +11,6 @@ import typer
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader
 from caf_pipeline.caf.merkle import MerkleTree, roots_of
 from caf_pipeline.cli import creating
-from caf_pipeline.cli.files import open_s3
 from caf_pipeline.cli.terminal import (
     counted,
     note,
@@ -25,7 +24,8 @@ from caf_pipeline.cli.terminal import (
 )
 from caf_pipeline.errors import CafError, MemberNotFound, UsageError
 from caf_pipeline.system.files_below import FilesBelow
-from caf_pipeline.system.ranges import FileRanges, LocalFile, open_ranges
+from caf_pipeline.system.ranges import FileRanges, LocalFile
+from caf_pipeline.wiring import open_file
 
 _READ_BYTES: Final = 5 << 18  # two batches of the Merkle tree
 
@@ -45,7 +45,7 @@ Lenient = Annotated[
 
 @contextmanager
 def _opened(address: str, *, lenient: bool) -> Iterator[CafReader]:
-    with open_ranges(address, open_s3) as source:
+    with open_file(address) as source:
         yield read_caf(source, lenient=lenient)
 
 
@@ -354,7 +354,7 @@ def merkle(
       4  The file is missing or empty.
       5  The server failed.
     """
-    with open_ranges(file, open_s3) as source:
+    with open_file(file) as source:
         _, size_bytes = source.read_suffix(1)
         with progress("hashing", size_bytes) as advance:
             if isinstance(source, LocalFile):

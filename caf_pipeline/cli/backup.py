@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.cli.terminal import confirm, counted, printable, show_size
 from caf_pipeline.errors import HeldByOther, UsageError
+from caf_pipeline.ledger.backup import Programs, back_up, read_backup
+from caf_pipeline.ledger.backup import restore as restore_backup
+from caf_pipeline.ledger.database import has_own_server
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.run_context import address_of
-from caf_pipeline.run_wiring import back_up_ledger, inspect_backup, restore_ledger
 from caf_pipeline.settings import Settings, load_settings
 
 
@@ -64,14 +66,16 @@ def backup(
         if restore:
             _restore(settings, ledger, file, unverified=unverified, yes=yes)
         else:
-            size_bytes = back_up_ledger(settings, ledger, file)
+            embedded = not has_own_server(settings)
+            size_bytes = back_up(ledger.database, file, embedded=embedded)
             typer.echo(f"{printable(str(file))}: {show_size(size_bytes)}")
 
 
 def _restore(
     settings: Settings, ledger: Ledger, file: Path, *, unverified: bool, yes: bool
 ) -> None:
-    contents = inspect_backup(settings, ledger, file, unverified=unverified)
+    programs = Programs(ledger.database, embedded=not has_own_server(settings))
+    contents = read_backup(programs, file, unverified=unverified)
     for name, source in settings.sources.items():
         recorded = contents.sources.get(name)
         if recorded is not None and recorded != address_of(source):
@@ -100,7 +104,8 @@ def _restore(
     confirm("Replace the ledger with the backup?", yes=yes, otherwise="nothing was restored")
     # Best effort: each file counts only for a chunk with the same number, name and time.
     shutil.rmtree(settings.home / "located", ignore_errors=True)
-    restore_ledger(settings, ledger, file, unverified=unverified)
+    reason = "a backup was restored: run `caf doctor`, then `caf resume`"
+    restore_backup(programs, file, reason=reason, unverified=unverified)
     with opened_ledger(settings) as restored:
         chunks = counted(len(restored.chunks.list()), "chunk")
     typer.echo(

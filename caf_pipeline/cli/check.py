@@ -9,7 +9,12 @@ import typer
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, status_filter
-from caf_pipeline.cli.opening import opened_lookup, opened_reader
+from caf_pipeline.cli.opening import (
+    opened_ledger,
+    opened_lookup,
+    opened_reader,
+    opened_run_context,
+)
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,
@@ -210,8 +215,6 @@ class _UnreadChunks:
 
     def _compare(self, name: str) -> None:
         # Loaded here because few archives were rebuilt.
-        from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
-        from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415
         from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415
 
         note(f"a rebuild restored chunk {name}: reading it whole once")
@@ -232,8 +235,6 @@ class _UnreadChunks:
 
 def _mark_damaged(settings: Settings, source: str, sums: _Sums) -> bool:
     # Loaded here because most checks find nothing wrong.
-    from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
-    from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415
     from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415
 
     with opened_ledger(settings) as ledger:

@@ -12,7 +12,7 @@ from typing import IO, Annotated, Final, Literal
 import typer
 
 from caf_pipeline.cli.clps import LogArgument
-from caf_pipeline.cli.files import opened_ranges, replacing
+from caf_pipeline.cli.opening import opened_ranges, replacing
 from caf_pipeline.cli.terminal import (
     JsonOption,
     counted,

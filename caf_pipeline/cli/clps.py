@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.files import opened_ranges
+from caf_pipeline.cli.opening import opened_ranges
 from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, printable, show_size
 from caf_pipeline.errors import ArchiveLimitReached
 from caf_pipeline.formats.clps import (

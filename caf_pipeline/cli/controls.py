@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.cli.terminal import parse_size, print_json, printable, show_coins, show_size
 from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import load_settings

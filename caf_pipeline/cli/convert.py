@@ -20,7 +20,7 @@ from caf_pipeline.cli.cotar import (
     print_left_out,
     tar_files,
 )
-from caf_pipeline.cli.files import open_s3, replacing
+from caf_pipeline.cli.opening import replacing
 from caf_pipeline.cli.terminal import (
     counted,
     parse_path,
@@ -33,7 +33,8 @@ from caf_pipeline.errors import ArchiveLimitReached, MemberRefused, UsageError
 from caf_pipeline.formats.cotar_builder import index_of, require_fits
 from caf_pipeline.formats.tar import FileRange, end_of, header, padding
 from caf_pipeline.system.atomic_files import WholeFile
-from caf_pipeline.system.ranges import FileRanges, LocalFile, LocalRange, open_ranges, write_piece
+from caf_pipeline.system.ranges import FileRanges, LocalFile, LocalRange, write_piece
+from caf_pipeline.wiring import open_file
 
 _COPIED_FROM_BYTES: Final = 128 * 1024
 """Smaller members are read many at a time; the kernel copies larger ones."""
@@ -86,7 +87,7 @@ def convert(
             f"{file!r} and {str(out)!r} have the same format.",
             hint="OUT ends with .caf, .tar or .tar.co.",
         )
-    with replacing(out, file), open_ranges(file, open_s3) as source:
+    with replacing(out, file), open_file(file) as source:
         if origin == ".caf":
             reader = read_caf(source, lenient=lenient)
             count = _to_tar(source, reader, out, indexed=to == ".tar.co")

@@ -13,7 +13,7 @@ import typer
 from typing_extensions import Buffer
 
 from caf_pipeline.cli.archives import FILE_HELP, AsJson
-from caf_pipeline.cli.files import open_s3, replacing
+from caf_pipeline.cli.opening import replacing
 from caf_pipeline.cli.terminal import (
     counted,
     note,
@@ -43,9 +43,9 @@ from caf_pipeline.system.ranges import (
     LocalFile,
     LocalRange,
     RemoteFile,
-    open_ranges,
     write_piece,
 )
+from caf_pipeline.wiring import open_file
 
 _COPIED_BYTES: Final = 16 << 20  # in one step of the progress bar
 
@@ -185,7 +185,7 @@ def opened_cotar(source: FileRanges, index: str | None = None) -> Iterator[Opene
         embedded = CotarIndex.open_embedded(file.read, file.tail, file.size_bytes, name=file.name)
         yield OpenedCotar(file, embedded)
         return
-    with open_ranges(index, open_s3) as index_source:
+    with open_file(index) as index_source:
         file = _SuffixInMemory(index_source)
         separate = CotarIndex.open_separate(file.read, file.tail, file.size_bytes, name=file.name)
         yield OpenedCotar(source, separate)
@@ -230,7 +230,7 @@ def index(
     if out is None and "://" in tar:
         raise UsageError("The index of a tar behind a URL needs a name.", hint="Give it with -o.")
     path = out or Path(f"{tar}.co" if embed else f"{tar}.index")
-    with replacing(path, *([] if embed else [tar])), open_ranges(tar, open_s3) as source:
+    with replacing(path, *([] if embed else [tar])), open_file(tar) as source:
         _, size_bytes = source.read_suffix(1)
         tar_contents = tar_files(source, size_bytes, ignore_zeros=ignore_zeros)
         table = index_of(tar_contents.files)
@@ -298,7 +298,7 @@ def list_files(
       4  The file is missing or damaged, or has no index.
       5  The server failed.
     """
-    with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
+    with open_file(file) as source, opened_cotar(source, index) as opened:
         tar_contents = tar_files(source, opened.tar_bytes(), ignore_zeros=ignore_zeros)
         opened.index.hold()
         missing = 0
@@ -339,7 +339,7 @@ def cat(
       4  The archive is missing or damaged, or has no index or no such file.
       5  The server failed.
     """
-    with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
+    with open_file(file) as source, opened_cotar(source, index) as opened:
         write_bytes(opened.pieces(os.fsencode(name)))
 
 
@@ -365,7 +365,7 @@ def verify(
       4  No such file.
       5  The server failed.
     """
-    with open_ranges(file, open_s3) as source:
+    with open_file(file) as source:
         try:
             report = _verified(source, index, ignore_zeros=ignore_zeros)
         except MalformedArchive as error:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
 from typing import Annotated, Final
@@ -9,9 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from caf_pipeline.caf.merkle import IMPLEMENTATION
-from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.cli.opening import known_sources, require_source
-from caf_pipeline.cli.run_opening import opened_store
+from caf_pipeline.cli.opening import known_sources, opened_ledger, require_source
 from caf_pipeline.cli.terminal import (
     JsonOption,
     counted,
@@ -33,10 +32,11 @@ from caf_pipeline.maintenance.doctor.findings import (
     mendable,
 )
 from caf_pipeline.run_context import Lazy, RunContext
-from caf_pipeline.run_wiring import jackal_of
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.waits import Announcer, Waits
+from caf_pipeline.wiring import jackal_of, open_store, record_space
 
 RUN: Final = "caf doctor"
 """The holder of the doctor's leases, as other runs show it."""
@@ -141,11 +141,13 @@ def doctor(  # noqa: PLR0917 - the command line's options
         if source is not None:
             require_source(settings, ledger.lookup, source)
         examination = _Examination(dry_run=dry_run, json=json, unknown_posts=unknown_posts, yes=yes)
-        with opened_store(settings, ledger) as store:
+        waits = Waits(Announcer(note))
+        with closing(open_store(settings, ledger, this_process(RUN), waits)) as store:
             for name in [source] if source else known_sources(settings, ledger.lookup):
                 examination.examine_source(settings, ledger, store, name)
                 examination.handle(stray_partitions(name, settings=settings, ledger=ledger))
             examination.judge_backup(ledger, of_all_sources=source is None)
+            record_space(settings, ledger, store)
             examination.handle(instance_findings(settings=settings, ledger=ledger))
     examination.close()
 

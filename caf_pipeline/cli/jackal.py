@@ -12,9 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
-from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.cli.opening import RUN, known_sources
-from caf_pipeline.cli.run_opening import opened_run_context
+from caf_pipeline.cli.opening import RUN, known_sources, opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourcesArgument,
@@ -31,7 +29,6 @@ from caf_pipeline.errors import StoredChunkMissing, UsageError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.run_wiring import jackal_of, open_jackal, read_space
 from caf_pipeline.settings import Settings, SourceSettings, load_settings
 from caf_pipeline.steps.inventories import latest_whole_snapshot
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
@@ -43,6 +40,7 @@ from caf_pipeline.store.jackal.write import JackalStore
 from caf_pipeline.store.protocol import TransactionLog
 from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import Announcer, Waits
+from caf_pipeline.wiring import jackal_of, open_jackal, read_space
 
 MOST_DAYS: Final = 36_500
 

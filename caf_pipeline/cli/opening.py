@@ -1,17 +1,31 @@
-"""Opens look-ups in the ledger, and a reader of archived chunks."""
+"""Opens what commands need, and reports on stderr what they wait for.
 
-from collections.abc import Iterator
+Imports nothing heavy: `wiring` loads what is opened.
+"""
+
+from __future__ import annotations
+
+import os
 from contextlib import closing, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from caf_pipeline import wiring
 from caf_pipeline.cli.terminal import ask_passphrase, note
-from caf_pipeline.encryption.opening import OpeningReader
-from caf_pipeline.errors import NotLocated
-from caf_pipeline.ledger.lookup import Lookup
-from caf_pipeline.ledger.protocol import LocationLookups
-from caf_pipeline.settings import Settings
+from caf_pipeline.errors import NotLocated, StagingError, UsageError
 from caf_pipeline.waits import Announcer, Waits
-from caf_pipeline.wiring import open_lookup, open_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from caf_pipeline.encryption.opening import OpeningReader
+    from caf_pipeline.ledger.ledger import Ledger
+    from caf_pipeline.ledger.lookup import Lookup
+    from caf_pipeline.ledger.protocol import LocationLookups
+    from caf_pipeline.run_context import RunContext
+    from caf_pipeline.settings import Settings
+    from caf_pipeline.source.protocol import ObjectSource
+    from caf_pipeline.system.ranges import FileRanges
 
 RUN: Final = "caf"
 """The holder of a command's leases, as other runs show it."""
@@ -20,8 +34,15 @@ RUN: Final = "caf"
 @contextmanager
 def opened_lookup(settings: Settings) -> Iterator[Lookup]:
     """Yield look-ups in the ledger."""
-    with closing(open_lookup(settings, Waits(Announcer(note)))) as lookup:
+    with closing(wiring.open_lookup(settings, Waits(Announcer(note)))) as lookup:
         yield lookup
+
+
+@contextmanager
+def opened_ledger(settings: Settings) -> Iterator[Ledger]:
+    """Yield the open ledger."""
+    with closing(wiring.open_ledger(settings, Waits(Announcer(note)))) as ledger:
+        yield ledger
 
 
 @contextmanager
@@ -34,8 +55,41 @@ def opened_reader(settings: Settings, lookup: Lookup, source: str) -> Iterator[O
     """
     require_archived(settings, lookup, source)
     waits = Waits(Announcer(note))
-    with closing(open_reader(settings, lookup, waits, ask_passphrase=ask_passphrase)) as reader:
+    reader = wiring.open_reader(settings, lookup, waits, ask_passphrase=ask_passphrase)
+    with closing(reader):
         yield reader
+
+
+@contextmanager
+def opened_run_context(
+    settings: Settings,
+    ledger: Ledger,
+    source: str,
+    objects: ObjectSource | None = None,
+    *,
+    register: bool = True,
+) -> Iterator[RunContext]:
+    """Yield the run context of a source.
+
+    `objects` are by default those in S3; `register` adds the source to the ledger. If the command
+    used the store, the ledger records when the space on Jackal ends.
+    """
+    context = wiring.open_run_context(
+        settings,
+        source,
+        run=RUN,
+        ledger=ledger,
+        objects=objects,
+        waiting=Announcer(note),
+        register=register,
+    )
+    with closing(context):
+        yield context
+        if context.lazy_store.is_open:
+            wiring.record_space(settings, ledger, context.store)
+
+
+# --- sources
 
 
 def known_sources(settings: Settings, lookup: LocationLookups) -> list[str]:
@@ -56,3 +110,58 @@ def require_archived(settings: Settings, lookup: LocationLookups, name: str) -> 
         raise NotLocated(
             f"nothing of source '{name}' is archived yet", hint=f"caf run {name} archives it"
         )
+
+
+# --- files
+
+
+@contextmanager
+def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
+    """Open a FILE (one word) or an archived object (SOURCE and KEY) for reading in ranges.
+
+    Only an archived object needs settings and a database. Raises UsageError for more than two
+    words, and like `open_ranges` and `retrieval.fetch`.
+    """
+    if len(words) > 2:
+        raise UsageError(
+            f"{len(words)} arguments do not name a file.",
+            hint="Give FILE, or SOURCE and KEY of an archived object.",
+        )
+    if len(words) == 1:
+        with wiring.open_file(words[0]) as file:
+            yield file
+        return
+    from caf_pipeline.retrieval.object_ranges import ObjectRanges  # noqa: PLC0415
+    from caf_pipeline.retrieval.reader import fetch  # noqa: PLC0415
+    from caf_pipeline.settings import load_settings  # noqa: PLC0415
+
+    source, key = words
+    settings = load_settings()
+    with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
+        yield ObjectRanges(fetch(lookup, store, source, key))
+
+
+@contextmanager
+def replacing(path: Path, *inputs: str) -> Iterator[None]:
+    """Translate OSErrors while `path` is written.
+
+    Raises:
+        UsageError: `path` exists and is not a regular file, or is one of the inputs.
+        StagingError: It cannot be written.
+    """
+    try:
+        if path.exists():
+            if not path.is_file():
+                raise UsageError(f"{str(path)!r} is not a file that can be replaced.")
+            if any(os.path.exists(name) and path.samefile(name) for name in inputs):
+                raise UsageError(
+                    f"{str(path)!r} would replace what is read.", hint="Name another file."
+                )
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StagingError(
+            f"{str(path)!r} cannot be written: {error.strerror}.",
+            hint="Name a file in a folder with room.",
+        ) from error

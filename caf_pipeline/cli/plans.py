@@ -10,9 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.cli.opening import require_source
-from caf_pipeline.cli.run_opening import opened_run_context
+from caf_pipeline.cli.opening import opened_ledger, opened_run_context, require_source
 from caf_pipeline.cli.terminal import (
     JsonOption,
     ReportOption,

@@ -5,9 +5,7 @@ from typing import Annotated
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.cli.opening import known_sources
-from caf_pipeline.cli.run_opening import opened_run_context
+from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.cli.opening import require_source
+from caf_pipeline.cli.opening import opened_ledger, require_source
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,

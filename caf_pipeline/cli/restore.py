@@ -24,9 +24,9 @@ from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.retrieval.listing import count_not_archived, list_named_versions, list_objects
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums, restore_objects
 from caf_pipeline.retrieval.side_by_side import take_all
-from caf_pipeline.run_wiring import BUCKET_SCHEME, open_restore
 from caf_pipeline.settings import load_settings
 from caf_pipeline.waits import Announcer, Waits
+from caf_pipeline.wiring import BUCKET_SCHEME, open_restore
 
 
 class RestoredVersions(StrEnum):

@@ -5,8 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.cli.run_opening import opened_run_context
+from caf_pipeline.cli.opening import opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,

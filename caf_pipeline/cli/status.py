@@ -7,8 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
-from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.cli.opening import known_sources
+from caf_pipeline.cli.opening import known_sources, opened_ledger
 from caf_pipeline.cli.terminal import (
     JsonOption,
     counted,

@@ -11,8 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
-from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.cli.opening import require_source
+from caf_pipeline.cli.opening import opened_ledger, require_source
 from caf_pipeline.cli.terminal import counted, note, print_json, show_size, show_time
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.records import SourceProgress

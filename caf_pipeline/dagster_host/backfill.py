@@ -32,11 +32,11 @@ from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Chunk, chunk_of_lease
-from caf_pipeline.run_wiring import open_ledger, open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
+from caf_pipeline.wiring import open_ledger, open_run_context
 
 DAEMON: Final = "BACKFILL"
 

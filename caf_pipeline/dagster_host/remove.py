@@ -24,12 +24,12 @@ from caf_pipeline.maintenance.remove_source import (
     no_writers,
     remove_leftovers,
 )
-from caf_pipeline.run_wiring import open_ledger, open_run_context
 from caf_pipeline.setting_values import is_source_name
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted, show_size
+from caf_pipeline.wiring import open_ledger, open_run_context
 
 
 def remove_command(

@@ -55,7 +55,6 @@ from caf_pipeline.inventory.objects import SkipReason, VersionCounts
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.run_wiring import open_ledger, open_run_context, record_space
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.steps import chunk_steps, inventories, planning
@@ -63,6 +62,7 @@ from caf_pipeline.store.jackal.storage_forecast import space_warning
 from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Wait, Waits
+from caf_pipeline.wiring import open_ledger, open_run_context, record_space
 
 MAX_EQUAL_ERRORS: Final = 3
 """Chunks with the same permanent error until no further chunk is tried."""

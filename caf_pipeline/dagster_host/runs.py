@@ -29,8 +29,8 @@ from caf_pipeline.defs.naming import BACKFILL_TAG, HELD_TAG, PARTITION_TAG, SOUR
 from caf_pipeline.errors import NotLocated, first_line, one_line
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
+from caf_pipeline.wiring import open_ledger
 
 _NO_REASON: Final = "from outside the execution context"
 """Dagster's message (`report_run_failed`, 1.13.27) if a launch failed. An earlier event has why."""

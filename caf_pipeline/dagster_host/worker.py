@@ -123,7 +123,7 @@ def _archive(
     from caf_pipeline.dagster_host.code_location import code_location  # noqa: PLC0415
     from caf_pipeline.dagster_host.sigint import InterruptWatch  # noqa: PLC0415
     from caf_pipeline.dagster_host.source_runs import SourceRuns, open_instance  # noqa: PLC0415
-    from caf_pipeline.run_wiring import open_ledger  # noqa: PLC0415
+    from caf_pipeline.wiring import open_ledger  # noqa: PLC0415
 
     with InterruptWatch() as watch:
         try:

@@ -17,7 +17,7 @@ from dagster import (
     multi_asset_check,
 )
 
-from caf_pipeline import run_wiring
+from caf_pipeline import wiring
 from caf_pipeline.automation.alerting import conditions_of, is_paused
 from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED, ChunkState
@@ -386,9 +386,9 @@ def _last_known_end(
 
 
 def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
-    store = run_wiring.jackal_of(run_context)
+    store = wiring.jackal_of(run_context)
     try:
-        reading = run_wiring.read_space(run_context.ledger, store)
+        reading = wiring.read_space(run_context.ledger, store)
     except StoreUnreachable as error:
         if result := _last_known_end(run_context, store.poster.account, error):
             return result

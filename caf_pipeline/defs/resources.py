@@ -13,7 +13,7 @@ from dagster import (
 )
 from pydantic import PrivateAttr
 
-from caf_pipeline import run_wiring
+from caf_pipeline import wiring
 from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.asset_keys import DEFAULT_KEYS, AssetKeys
 from caf_pipeline.automation.dead_runs import process_tags
@@ -27,11 +27,11 @@ from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import parent_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.run_context import Lazy, RunContext
-from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.waits import Listener, Wait, Waits
+from caf_pipeline.wiring import open_ledger
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class StoreResource(ConfigurableResource[ChunkStore]):
     _opened: list[ChunkStore] = PrivateAttr(default_factory=list)
 
     def open(self, ledger: Ledger, holder: Holder, waits: Waits) -> ChunkStore:
-        self._opened.append(run_wiring.open_store(self.settings, ledger, holder, waits))
+        self._opened.append(wiring.open_store(self.settings, ledger, holder, waits))
         return self._opened[-1]
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class RunResource(ConfigurableResource["RunResource"]):
                 if source in self._logs:
                     self._logs[source](waits)
 
-            self._contexts[source] = run_wiring.open_run_context(
+            self._contexts[source] = wiring.open_run_context(
                 self.settings,
                 source,
                 run=run,
@@ -177,9 +177,7 @@ class RunResource(ConfigurableResource["RunResource"]):
         settings, waits = run_context.settings, run_context.waits
         return replace(
             run_context,
-            lazy_objects=Lazy(
-                lambda: run_wiring.open_source(settings, source, waits, s3.get_client())
-            ),
+            lazy_objects=Lazy(lambda: wiring.open_source(settings, source, waits, s3.get_client())),
         )
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from dagster import AssetKey, Definitions, RetryPolicy, asset, build_resources, define_asset_job
 
-from caf_pipeline import run_wiring
+from caf_pipeline import wiring
 from caf_pipeline.automation import restoring
 from caf_pipeline.defs import restore_job
 from caf_pipeline.defs.object_reader import ObjectReader
@@ -136,7 +136,7 @@ def test_a_lost_store_fails_the_restore_and_keeps_its_files(archived, tmp_path, 
             yield from super().read(*given, **options)
 
     store = Leaving(archived.settings.store.folder)
-    monkeypatch.setattr(run_wiring, "open_store", lambda *_: store)
+    monkeypatch.setattr(wiring, "open_store", lambda *_: store)
     monkeypatch.setattr(restore_folder, "BATCH_OBJECTS", 2)
     monkeypatch.setattr(retrieval_restore, "UNREAD_IN_A_ROW", 3)
     monkeypatch.setattr(

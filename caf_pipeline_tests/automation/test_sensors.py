@@ -12,7 +12,7 @@ from dagster import (
     RetryPolicy,
 )
 
-from caf_pipeline import run_wiring
+from caf_pipeline import wiring
 from caf_pipeline.automation import launching, new_objects_tick
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import (
@@ -79,7 +79,7 @@ def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
 
 
 def test_a_tick_that_lists_opens_neither_store_nor_wallet(pipeline, monkeypatch):
-    monkeypatch.setattr(run_wiring, "open_store", lambda *_: pytest.fail("the store was opened"))
+    monkeypatch.setattr(wiring, "open_store", lambda *_: pytest.fail("the store was opened"))
     pipeline.put(1)
     on_jackal = replace(
         pipeline,

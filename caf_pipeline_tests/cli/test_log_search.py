@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.retrieval import log_search
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.clp_packing import packed

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.cli import plans
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.plan import OBJECTS_FILE, PLAN_SCHEMA
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import inventories
 from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.memory_source import MemorySource

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.caf.archive import Limits
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.retrieval.file_names import key_of
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.system.files_below import FilesBelow
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.command_line import (
     KEYS,
     CommandLine,

@@ -10,15 +10,15 @@ from itertools import islice
 
 import pytest
 
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.errors import LedgerUnreachable
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.retrieval import listing, restore_bucket
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.s3 import target
 from caf_pipeline.source.s3.target import BucketTarget
 from caf_pipeline.system.files_below import NotRestored
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.command_line import (
     KEYS,
     CommandLine,

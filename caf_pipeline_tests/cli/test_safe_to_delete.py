@@ -13,8 +13,8 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.command_line import CommandLine, expect_error, source_text
 from caf_pipeline_tests.support.deletion_lists import next_window

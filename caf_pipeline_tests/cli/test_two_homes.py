@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.run_wiring import open_run_context
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.settings import load_settings
 from caf_pipeline.steps import inventories, planning
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.command_line import source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.errors import IntegrityError, NotProven
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine, expect_error
 from caf_pipeline_tests.support.forged_chunks import Forgery, put
 from caf_pipeline_tests.support.memory_source import MemorySource

@@ -90,10 +90,10 @@ def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline.ledger.ledger import Ledger
     from caf_pipeline.packing import packer
     from caf_pipeline.packing.journal.writer import CheckpointPace
-    from caf_pipeline.run_wiring import open_run_context
     from caf_pipeline.settings import Settings
     from caf_pipeline.steps import inventories, planning
     from caf_pipeline.waits import Waits
+    from caf_pipeline.wiring import open_run_context
     from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS
     from caf_pipeline_tests.support.s3_server import client_for
 

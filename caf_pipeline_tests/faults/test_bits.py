@@ -17,9 +17,9 @@ from caf_pipeline.inventory.snapshot import read_objects, verify_snapshot
 from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch, save
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import StoreSettings, load_settings
 from caf_pipeline.steps import chunk_steps, inventories, planning
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.faults.world import COPIES, SOURCE
 from caf_pipeline_tests.support.command_line import CommandLine
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS

@@ -27,12 +27,12 @@ from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.waits import Waits
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.faults.moments import Fatal
 from caf_pipeline_tests.faults.runner import WITH_TRACEBACK, Order, Run, Template
 from caf_pipeline_tests.faults.runner import start as start_run

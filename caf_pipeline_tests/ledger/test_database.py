@@ -17,9 +17,8 @@ from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.engine import MOST_CONNECTIONS, LedgerEngine, driver_connection
 from caf_pipeline.ledger.read_connections import ReadConnections
-from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
-from caf_pipeline.wiring import open_lookup
+from caf_pipeline.wiring import open_ledger, open_lookup
 from caf_pipeline_tests.support.postgres import database_at, end_connections
 
 PASSWORD = "s3cr3t-p4ss"

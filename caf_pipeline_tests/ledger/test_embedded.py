@@ -19,8 +19,8 @@ import pytest
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger import embedded
 from caf_pipeline.ledger.embedded import EmbeddedServer, embedded_server
-from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
+from caf_pipeline.wiring import open_ledger
 
 pytestmark = pytest.mark.thorough
 

@@ -33,9 +33,9 @@ from caf_pipeline.ledger.lookup import Lookup
 from caf_pipeline.ledger.read_connections import PREPARED_FROM, ReadConnections
 from caf_pipeline.ledger.records import CopyCheck, plan_lease
 from caf_pipeline.ledger.removal import OF_A_CHUNK, OF_AN_ADDRESS
-from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Copy
+from caf_pipeline.wiring import open_ledger
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.ledger_rows import (

@@ -13,9 +13,9 @@ from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.ledger import database as database_module
 from caf_pipeline.ledger import schema_files
 from caf_pipeline.ledger.schema_files import make_tables, sql_folder
-from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import Waits
+from caf_pipeline.wiring import open_ledger
 
 MAKE = """
 import sys, psycopg

@@ -1025,7 +1025,7 @@ def test_bucket_writer_is_for_restores_only():
         for path in PACKAGE.rglob("*.py")
         if "s3.target" in path.read_text(encoding="utf-8")
     }
-    assert importers == {"run_wiring.py"}
+    assert importers == {"wiring.py"}
 
 
 def test_gets_are_all_that_awscrt_is_asked_for():

@@ -12,11 +12,11 @@ from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.packing.journal import writer
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import EncryptionSettings, SourceSettings
 from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.protocol import StorageCost
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import (

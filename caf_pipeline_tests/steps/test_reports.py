@@ -8,10 +8,10 @@ import pytest
 from caf_pipeline.cli import plans
 from caf_pipeline.errors import ReportRefused
 from caf_pipeline.inventory.snapshot import REPORT_LAG, read_objects, read_snapshot
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.source.s3.listing import Listing
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.inventory_reports import FORMATS, ReportWriter, listed_rows
 from caf_pipeline_tests.support.postgres import connected

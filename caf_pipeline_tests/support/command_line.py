@@ -24,12 +24,12 @@ import pytest
 from dagster import RetryPolicy
 
 from caf_pipeline.cli import main
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.defs import source_resource
 from caf_pipeline.ledger import embedded
 from caf_pipeline.ledger.embedded import PLACE_VARIABLE
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import archive_everything
 

@@ -18,8 +18,8 @@ from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
 from caf_pipeline.defs.build import build_own_defs
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, StoreSettings
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.s3_server import Bucket
 
 

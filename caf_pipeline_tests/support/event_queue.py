@@ -4,8 +4,8 @@ import json
 
 import boto3
 
-from caf_pipeline.run_wiring import open_queue
 from caf_pipeline.steps.notices import drain_queue
+from caf_pipeline.wiring import open_queue
 from caf_pipeline_tests.support.pipeline_runs import SOURCE, with_source
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
 from caf_pipeline_tests.support.ticks import evaluate_tick

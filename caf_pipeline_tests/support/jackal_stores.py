@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from caf_pipeline import run_wiring
+from caf_pipeline import wiring
 from caf_pipeline.ledger.records import OperatorControls
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.nodes import Nodes
@@ -150,6 +150,4 @@ def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Op
 def open_jackal_store(settings, ledger, holder, waits=None) -> JackalStore:
     """Open the Jackal store, whichever store the settings name."""
     kept = settings.store.model_copy(update={"kind": "jackal"})
-    return run_wiring.open_jackal(
-        settings.model_copy(update={"store": kept}), ledger, holder, waits
-    )
+    return wiring.open_jackal(settings.model_copy(update={"store": kept}), ledger, holder, waits)

@@ -15,7 +15,7 @@ ORDER = (
     "errors | formats | setting_values | settings_errors | settings chunk_state | system"
     " | caf settings_file | inventory | waits | ports | throttle | source store ledger"
     " | encryption | run_context | packing | retrieval | steps | maintenance | wiring"
-    " | run_wiring | filesystem | naming | automation | defs | component dagster_host | cli"
+    " | filesystem | naming | automation | defs | component dagster_host | cli"
     " | entry | definitions"
 )
 """From the bottom up. A module imports from its own folder and from lower ones.

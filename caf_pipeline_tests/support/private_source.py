@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.encryption.identities import IDENTITY_VARIABLE
 from caf_pipeline.formats import age
-from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import archive_everything
