@@ -161,12 +161,7 @@ def test_every_command_works_with_adopted_chunks(caf, posted, bodies, ledger):
 
 @pytest.mark.thorough
 def test_adopted_objects_restore_without_headers_and_survive_a_rebuild(  # noqa: PLR0917 - fixtures
-    caf,
-    posted,
-    bodies,
-    ledger,
-    new_ledger,
-    new_bucket,
+    caf, posted, bodies, ledger, new_ledger, new_bucket
 ):
     assert caf("adopt", "src", "--from-chain", "--strip", "1").status == 0
     archive_source(caf)

@@ -119,31 +119,6 @@ def test_pause_goes_on_while_the_store_is_away(caf, unverified, tmp_path):
 
 
 @pytest.mark.thorough
-def test_run_after_an_older_backup_posts_nothing_twice(
-    tmp_path, network, database_url, s3_server, new_bucket
-):
-    wallet = wallet_with_space(network)
-    caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)
-    caf.settings(source_text(s3_server, new_bucket.name))
-    for number in range(5):
-        new_bucket.put(f"key-{number}", b"%d" % number * 1000)
-    assert caf("run", "--source", "src").status == 0
-    assert caf("backup", "older.dump").status == 0
-    new_bucket.put("since", b"since")
-    assert caf("run", "--source", "src").status == 0
-    new_bucket.put("since", b"overwritten")
-    assert caf("backup", "--restore", "--yes", "older.dump").status == 0
-    assert caf("resume").status == 0
-    refused = caf("run", "--source", "src")
-    assert refused.status != 0
-    assert "caf doctor" in refused.err
-    assert caf("doctor").status == 0
-    assert caf("run", "--source", "src").status == 0
-    assert len([file for file in network.state()["files"] if file["owner"] == wallet.address]) == 3
-    assert caf("get", "src", "since").out == b"overwritten"
-
-
-@pytest.mark.thorough
 def test_a_damaged_backup_pays_for_nothing_again(
     tmp_path, network, database_url, s3_server, new_bucket
 ):

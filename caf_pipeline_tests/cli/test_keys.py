@@ -50,20 +50,10 @@ def test_recovery_key_is_to_be_kept_offline(caf):
     assert "identity_file" not in done.err
 
 
-def test_files_are_never_replaced_by_a_key(caf):
-    (caf.folder / "identity.txt").write_text("kept")
-    expect_error(caf("keys", "new"), 2, "identity.txt")
-    assert (caf.folder / "identity.txt").read_text() == "kept"
-
-
 def test_a_named_file_needs_no_settings(caf):
     (caf.folder / "caf.toml").unlink()
     assert caf("keys", "new", "-o", "key").status == 0
     expect_error(caf("keys", "new"), 3, "caf.toml")
-
-
-def test_a_missing_folder_is_an_error(caf):
-    expect_error(caf("keys", "new", "-o", "nowhere/key"), 1, "nowhere/key")
 
 
 def test_the_passphrase_of_the_environment_encrypts_the_identity(caf):

@@ -1,7 +1,6 @@
 """`caf ls`, `caf find` and `caf du`."""
 
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -114,34 +113,14 @@ def test_the_option_as_of_lists_and_fetches_versions(caf):
         "logs/2025/c.gz": "gone"
     }
     got = caf("get", "src", "logs/2025/c.gz", "--as-of", "2099-01-01")
-    assert (got.out, "S3 at 2099-01-01 00:00:00 UTC" in got.err) == (
-        BODIES["logs/2025/c.gz"],
-        True,
-    )
+    assert (got.out, "S3 at 2099-01-01 00:00:00 UTC" in got.err) == (BODIES["logs/2025/c.gz"], True)
     assert objects(caf("find", "src", "--json", "--as-of", "2099-01-01")) == later
     (gone,) = objects(caf("find", "src", "logs/2025/*", "--json", "--as-of", "2099-01-01"))
     assert (gone["key"], gone["status"]) == ("logs/2025/c.gz", "gone")
     assert lines(caf("find", "src", "--as-of", "2020-01-01")) == []
     *_, total = objects(caf("du", "src", "--json", "--as-of", "2099-01-01"))
     assert (total["objects"], total["size_bytes"]) == (len(BODIES), sum(map(len, BODIES.values())))
-    for command in ("ls", "du"):
-        none = "no object of source 'src' is archived as of 2020-01-01"
-        expect_error(caf(command, "src", "--as-of", "2020-01-01"), 11, none)
-    for command in ("ls", "find", "du"):
-        expect_error(caf(command, "src", "--as-of", "yesterday"), 2, "'yesterday' is not a time")
-        expect_error(
-            caf(command, "src", "--as-of", "2099-01-01", "--current"), 2, "exclude each other"
-        )
-    expect_error(
-        caf("get", "src", "zoë", "--as-of", "2020-01-01"),
-        11,
-        "'zoë'",
-    )
-    expect_error(
-        caf("get", "src", "zoë", "--as-of", "2099-01-01", "--object-version", "v"),
-        2,
-        "exclude each other",
-    )
+    expect_error(caf("get", "src", "zoë", "--as-of", "2020-01-01"), 11, "'zoë'")
 
 
 def test_sums_add_up_to_what_is_listed(caf):
@@ -156,30 +135,6 @@ def test_sums_add_up_to_what_is_listed(caf):
     assert lines(caf("du", "src", "logs/2026/")) == ["      30 B             2 objects  logs/2026/"]
 
 
-@pytest.mark.parametrize("command", ["ls", "du"])
-def test_a_prefix_without_keys_is_an_error(caf, command):
-    expect_error(
-        caf(command, "src", "lags/"),
-        11,
-        "'lags/'",
-        "caf ls src",
-    )
-    expect_error(caf(command, "src", os.fsdecode(b"\xff")), 11, "begins with")
-
-
-@pytest.mark.parametrize("command", ["ls", "find", "du"])
-def test_listing_a_source_without_archived_objects_is_an_error(caf, command):
-    expect_error(caf(command, "empty"), 11, "'empty'", "caf run empty")
-
-
-def test_an_invalid_size_or_time_is_refused(caf):
-    expect_error(caf("find", "src", "--larger", "1XB"), 2, "'1XB' is not a size")
-    expect_error(caf("find", "src", "--newer", "yesterday"), 2, "'yesterday' is not a time")
-    expect_error(
-        caf("ls", "src", "--as-of", "0001-01-01T00:00+14:00"), 2, "is not a time"
-    )  # before the year 1
-
-
 def test_references_that_fsspec_cannot_read_are_counted(caf):
     done = caf("export-references", "src", "-o", "all.json")
     assert (done.status, done.out) == (0, b"")
@@ -187,32 +142,6 @@ def test_references_that_fsspec_cannot_read_are_counted(caf):
     assert "8 objects in 1 chunk" in written
     assert "1 key in 'all.json'" in unreadable
     assert "fsspec" not in caf("export-references", "src", "-o", "all.parquet").err
-
-
-def test_an_empty_pattern_is_refused(caf):
-    expect_error(caf("find", "src", ""), 2, "PATTERN is empty")
-
-
-@pytest.mark.parametrize("option", ["--as-of", "--newer", "--older", "--larger", "--smaller"])
-def test_an_empty_size_or_time_is_refused(caf, option):
-    expect_error(caf("find", "src", option, ""), 2, "'' is not a")
-    if option == "--as-of":
-        expect_error(caf("get", "src", "packages/rich/py.typed", option, ""), 2, "'' is not a time")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["create", "", "folder"],
-        ["create", "x.caf", ""],
-        ["create", "x.caf", "folder", "-C", ""],
-        ["extract", "x.caf", "-C", ""],
-        ["get", "src", "packages/rich/py.typed", "-o", ""],
-        ["export-references", "src", "-o", ""],
-    ],
-)
-def test_an_empty_path_is_refused(caf, command):
-    expect_error(caf(*command), 2, "A path is empty")
 
 
 def test_a_pattern_of_many_stars_comes_to_an_end(caf):
@@ -230,10 +159,7 @@ def test_a_broken_pipe_ends_the_listing_silently(caf):
 
 @pytest.mark.parametrize("path", ["", "caf.toml"])
 def test_invalid_settings_open_no_archive(caf, path):
-    with (
-        caf.surroundings(),
-        pytest.raises(TypeError, match="load_settings"),
-    ):
+    with caf.surroundings(), pytest.raises(TypeError, match="load_settings"):
         open_archive(path)
     with caf.surroundings(), open_archive(load_settings("caf.toml")) as archive:
         assert archive.sources() == ["src"]

@@ -13,11 +13,7 @@ from caf_pipeline.errors import CafError
 from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline_tests.support.s3_server import make_bucket, running_moto, settings_for
 
-AS_ROOT = {
-    "aws_access_key_id": "root",
-    "aws_secret_access_key": "root",
-    "region_name": "us-east-1",
-}
+AS_ROOT = {"aws_access_key_id": "root", "aws_secret_access_key": "root", "region_name": "us-east-1"}
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +125,7 @@ def test_a_policy_names_prefix_reports_and_queue():
         statement.get("Condition", {}).get("StringLike", {}).get("s3:prefix")
         for statement in least_policy(source)["Statement"]
     ]
-    assert [condition for condition in conditions if condition] == [
-        "2024/*",
-        "daily/photos/all/*",
-    ]
+    assert [condition for condition in conditions if condition] == ["2024/*", "daily/photos/all/*"]
 
 
 def test_a_prefix_is_no_pattern():

@@ -6,11 +6,11 @@ import os
 import pytest
 
 from caf_pipeline.errors import IdentityMissing
-from caf_pipeline_tests.support.command_line import expect_error
+from caf_pipeline_tests.support.command_line import archive_source, expect_error
+from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.private_source import (
     WITH_IDENTITY,
-    archive,
     private_command_line,
     private_text,
 )
@@ -95,7 +95,7 @@ def test_references_of_a_mixed_source_name_the_encrypted_chunk(tmp_path, databas
     database = databases.take()
     caf = private_command_line(tmp_path, database.url, BODIES)
     caf.settings(private_text("http://127.0.0.1:9", "b").replace('"false"', "true"))
-    archive(caf, {**BODIES, "later": b"plain"})
+    archive_source(caf, objects=MemorySource({**BODIES, "later": b"plain"}))
     with connected(database) as connection:
         rows = connection.execute("SELECT name, encrypted FROM chunks").fetchall()
     (encrypted,) = [row.name for row in rows if row.encrypted]

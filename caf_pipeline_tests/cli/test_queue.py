@@ -33,4 +33,3 @@ def test_messages_are_shown_with_their_reasons_and_removed_on_demand(caf, ledger
     assert json.loads(caf("queue", "src", "--json").out)["body"] == "\x1b[2J\\xff\n"
     assert caf("queue", "src", "--remove").out.endswith(b"1 message removed\n")
     assert caf("queue", "src").out == b"no message set apart\n"
-    assert caf("queue", "other").status == 3

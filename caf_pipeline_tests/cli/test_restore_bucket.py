@@ -10,23 +10,20 @@ from itertools import islice
 
 import pytest
 
-from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.errors import LedgerUnreachable
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.retrieval import listing, restore_bucket
-from caf_pipeline.settings import load_settings
 from caf_pipeline.source.s3 import target
 from caf_pipeline.source.s3.target import BucketTarget
 from caf_pipeline.system.files_below import NotRestored
-from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.command_line import (
     KEYS,
     CommandLine,
+    archive_source,
     expect_error,
     source_text,
 )
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.run_contexts import archive_everything
 from caf_pipeline_tests.support.unruly_s3 import with_header
 
 PREFIX = "back/"
@@ -72,18 +69,7 @@ def archived(tmp_path_factory, databases):
         tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take().url}
     )
     caf.settings(source_text("http://127.0.0.1:9", "b", target_size="12MiB"))
-    with caf.surroundings():
-        settings = load_settings()
-        with opened_ledger(settings) as ledger:
-            archive_everything(
-                open_run_context(
-                    settings,
-                    "src",
-                    run="run-1",
-                    ledger=ledger,
-                    objects=MemorySource(BODIES, HEADERS),
-                )
-            )
+    archive_source(caf, objects=MemorySource(BODIES, HEADERS))
     return caf
 
 
@@ -203,11 +189,7 @@ def test_a_comparison_continues_after_a_broken_connection(
     monkeypatch.setattr(target, "ATTEMPTS", 2)
     unruly_s3.cut_body(5 << 20, honest=False, kind="object", times=1)
     unruly_s3.say(BODIES["large"], kind="object")  # for every range
-    expect_error(
-        restore(prefix="large", endpoint=unruly_s3.endpoint),
-        5,
-        "from byte",
-    )
+    expect_error(restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "from byte")
 
 
 @pytest.mark.thorough
@@ -262,12 +244,7 @@ def test_a_key_that_the_server_refuses_stops_no_other(restore, new_bucket, unrul
         404, "404", kind="object", key=f"{PREFIX}some/key-05"
     )  # moto's answer to a line feed in a key
     done = restore(prefix="some/", endpoint=unruly_s3.endpoint)
-    expect_error(
-        done,
-        1,
-        "404",
-        "1 object of 20",
-    )
+    expect_error(done, 1, "404", "1 object of 20")
     assert set(objects(new_bucket)) >= {key for key in BODIES if key.startswith("some/")} - {
         "some/key-05"
     }
@@ -363,11 +340,7 @@ def test_a_multipart_upload_without_an_id_is_one_sentence(restore, new_bucket, u
         kind="object",
         when=lambda asked: "uploads" in asked.query,
     )
-    expect_error(
-        restore(prefix="large", endpoint=unruly_s3.endpoint),
-        5,
-        "in parts",
-    )
+    expect_error(restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "in parts")
     assert objects(new_bucket) == {}
 
 
@@ -421,12 +394,8 @@ def test_headers_are_restored_without_a_manifest(archived, restore, new_bucket):
 
 
 @pytest.mark.thorough
-def test_an_unusable_destination_is_refused(archived, restore, new_bucket, unruly_s3):
-    expect_error(restore(to="s3://no-such-bucket-here/x"), 5, "'no-such-bucket-here'")
+def test_an_unusable_destination_is_refused(restore, unruly_s3):
     expect_error(restore(endpoint="http://127.0.0.1:1"), 5, "connection refused", "--endpoint-url")
-    expect_error(restore(to="s3:///x"), 2, "s3://BUCKET")
-    expect_error(restore("--profile", "nobody"), 3, "no profile 'nobody'")
-    expect_error(archived("restore", "src", "folder", "--profile", "p"), 2, "are for a bucket")
     for kind, done in (("head", "read"), ("object", "written")):
         unruly_s3.well_behaved()
         unruly_s3.fail(403, "AccessDenied", kind=kind)
@@ -457,16 +426,10 @@ def test_unusable_addresses_and_options_are_named(restore, new_bucket):
         wrong = restore(endpoint=endpoint)
         expect_error(wrong, 2, f"server cannot be used: it {must}", f"correct {_ENDPOINT_FROM}")
         assert not any(word in wrong.err for word in ("s3://", "secret"))
-    expect_error(restore(to="s3://b c/x"), 2, "'s3://b c/x'", "give s3://BUCKET or")
     expect_error(
         restore(to="s3://no-such-bucket"), 5, "there is no bucket", f"and {_ENDPOINT_FROM}"
     )
-    expect_error(
-        restore("--profile", "nobody"),
-        3,
-        "no profile 'nobody'",
-        "--profile",
-    )
+    expect_error(restore("--profile", "nobody"), 3, "no profile 'nobody'", "--profile")
     assert objects(new_bucket) == {}
 
 

@@ -158,39 +158,6 @@ def test_nothing_is_listed_before_the_second_window(archived):
     assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()
 
 
-def test_chunks_in_a_folder_are_never_safe(archived):
-    expect_error(
-        archived("src", CAF_STORE__KIND="directory"),
-        3,
-        "'directory'",
-        'store.kind = "jackal"',
-    )
-
-
-def test_a_chain_that_is_away_writes_nothing(archived):
-    old = archived.caf.folder / "src-safe-to-delete.csv"
-    old.write_text(f"{archived.bucket.name},old\n")
-    expect_error(archived("src", CAF_JACKAL__LCD='["http://127.0.0.1:9"]'), 7, "127.0.0.1:9")
-    assert old.read_text() == f"{archived.bucket.name},old\n"
-
-
-def test_a_source_that_is_away_writes_nothing(archived):
-    more = {
-        "CAF_SOURCES__SRC__ENDPOINT_URL": "http://127.0.0.1:9",
-        "CAF_PACKING__REQUEST_ATTEMPTS": "1",
-    }
-    expect_error(
-        archived("src", **more), 6, "is http://127.0.0.1"
-    )  # a different address is a different source
-    archived.bucket.client.delete_objects(
-        Bucket=archived.bucket.name, Delete={"Objects": [{"Key": key} for key in KEYS]}
-    )
-    archived.bucket.client.delete_bucket(Bucket=archived.bucket.name)
-    expect_error(archived("src"), 5, archived.bucket.name)
-    assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()
-    assert not [chunk.name for chunk in archived.ledger.chunks.list("src") if chunk.read_back_at]
-
-
 def test_unusable_output_files_are_refused(archived):
     foreign = archived.caf.folder / "theirs.csv"
     foreign.write_text("name,age\n")
@@ -199,10 +166,6 @@ def test_unusable_output_files_are_refused(archived):
     expect_error(archived("src", "--report", "rest.txt"), 2, "Parquet or CSV")
     expect_error(archived("src", "-o", "no/such/list.csv"), 2, "no/such/list.csv")
     assert foreign.read_text() == "name,age\n"
-
-
-def test_an_unknown_source_is_refused(archived):
-    expect_error(archived("other"), 3, "'other'")
 
 
 def test_nothing_is_safe_before_anything_is_archived(caf, new_bucket):
@@ -235,39 +198,3 @@ def test_a_killed_read_back_continues_with_the_next_chunk(safe):
     assert len(listed(safe.caf.folder / "src-safe-to-delete.csv")) == len(KEYS)
     partial = {path.name for path in safe.caf.folder.iterdir() if path.name.endswith(".part")}
     assert partial == set()
-
-
-def test_an_interrupted_safe_to_delete_leaves_nothing(safe):
-    for number in range(4):
-        safe.network.misbehave(provider=number, download_rate=200_000)
-    process = safe.caf.start("safe-to-delete", "src", "--report", "rest.parquet")
-    assert process.stderr
-    for line in process.stderr:
-        if b"reading back" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130, err
-    safe.network.well_behaved()
-    assert not [
-        path
-        for path in safe.caf.folder.iterdir()
-        if "safe-to-delete" in path.name or "rest" in path.name
-    ]
-    assert safe("src").status == 0
-
-
-def test_two_concurrent_safe_to_delete_exclude_each_other(safe):
-    for number in range(4):
-        safe.network.misbehave(provider=number, download_rate=50_000)
-    first = safe.caf.start("safe-to-delete", "src")
-    assert first.stderr
-    for line in first.stderr:
-        if b"reading back" in line:
-            break
-    expect_error(safe("src", "-o", "second.csv"), 10, "deletion/src")
-    safe.network.well_behaved()
-    first.communicate()
-    assert first.returncode == 0
-    assert len(listed(safe.caf.folder / "src-safe-to-delete.csv")) == len(KEYS)
-    assert not (safe.caf.folder / "second.csv").exists()

@@ -61,7 +61,6 @@ def test_doctor_lists_an_unknown_post_with_its_keys(caf, archived):
 
 def test_doctor_adds_nothing_without_an_answer(caf, archived):
     expect_error(caf("doctor", "--add-unknown-posts"), 2, "--yes")
-    expect_error(caf("doctor", "--add-unknown-posts", "--leave-unknown-posts"), 2)
     assert len(archived.ledger.chunks.list()) == 1
 
 

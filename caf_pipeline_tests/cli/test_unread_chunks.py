@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.errors import IntegrityError, NotProven
-from caf_pipeline.settings import load_settings
-from caf_pipeline.wiring import open_run_context
-from caf_pipeline_tests.support.command_line import KEYS, CommandLine, expect_error
+from caf_pipeline_tests.support.command_line import KEYS, CommandLine, expect_error, opened_context
 from caf_pipeline_tests.support.forged_chunks import Forgery, put
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.private_contexts import encrypt, sealed_again
@@ -26,15 +23,11 @@ def a_command_line(folder, url, *, is_forged):
     """A rebuilt ledger of one private chunk, which is forged in the whole store or not."""
     caf = CommandLine(folder, KEYS | WITH_IDENTITY | {"CAF_DATABASE_URL": url})
     caf.settings(private_text("http://127.0.0.1:9", "b"))
-    with caf.surroundings():
-        settings = load_settings()
-        with opened_ledger(settings) as ledger:
-            source = MemorySource({})
-            context = open_run_context(settings, "src", run="run", ledger=ledger, objects=source)
-            path = Forgery(context.archive_id, RIGHT).write(folder / "chunk")
-            begin_sha256 = encrypt(path, IDENTITY.recipient)
-            put(context.store, path, context.archive_id, header_sha256=begin_sha256)
-            other = Forgery(context.archive_id, FORGED).write(folder / "other").read_bytes()
+    with opened_context(caf, objects=MemorySource({})) as context:
+        path = Forgery(context.archive_id, RIGHT).write(folder / "chunk")
+        begin_sha256 = encrypt(path, IDENTITY.recipient)
+        put(context.store, path, context.archive_id, header_sha256=begin_sha256)
+        other = Forgery(context.archive_id, FORGED).write(folder / "other").read_bytes()
     if is_forged:
         (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
         file.write_bytes(sealed_again(path.read_bytes(), other, IDENTITY))

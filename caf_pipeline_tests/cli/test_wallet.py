@@ -54,8 +54,3 @@ def test_existing_file_is_kept(caf, tmp_path, kind):
     assert caf("jackal", "wallet", "new", "-o", "words").status == 2
     assert not (tmp_path / "elsewhere").exists()
     assert kind == "link" or path.read_text() == "mine"
-
-
-def test_missing_folder_is_an_error(caf, tmp_path):
-    assert caf("jackal", "wallet", "new", "-o", "missing/words").status == 1
-    assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 from unittest import mock
 
 import pytest
@@ -28,6 +28,7 @@ from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.defs import source_resource
 from caf_pipeline.ledger import embedded
 from caf_pipeline.ledger.embedded import PLACE_VARIABLE
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import load_settings
 from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
@@ -214,14 +215,21 @@ def expect_error(done: Done, status: int, *words: str) -> None:
     assert "hush" not in done.err
 
 
-def archive_source(caf: CommandLine, source: str = "src") -> None:
+@contextlib.contextmanager
+def opened_context(
+    caf: CommandLine, source: str = "src", *, run: str = "run-1", **more: Any
+) -> Iterator[RunContext]:
+    """Open what a run of a command line's source works with; `more` as for `open_run_context`."""
+    with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
+        context = open_run_context(settings, source, run=run, ledger=ledger, **more)
+        with contextlib.closing(context):
+            yield context
+
+
+def archive_source(caf: CommandLine, source: str = "src", **more: Any) -> None:
     """Archive a source by the steps of a run, without Dagster."""
-    with caf.surroundings():
-        settings = load_settings()
-        with opened_ledger(settings) as ledger:
-            context = open_run_context(settings, source, run="run-1", ledger=ledger)
-            archive_everything(context)
-            context.close()
+    with opened_context(caf, source, **more) as context:
+        archive_everything(context)
 
 
 def source_text(endpoint: str, bucket: str, **more: str) -> str:

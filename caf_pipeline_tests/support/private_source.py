@@ -2,14 +2,10 @@
 
 from pathlib import Path
 
-from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.encryption.identities import IDENTITY_VARIABLE
 from caf_pipeline.formats import age
-from caf_pipeline.settings import load_settings
-from caf_pipeline.wiring import open_run_context
-from caf_pipeline_tests.support.command_line import KEYS, CommandLine, source_text
+from caf_pipeline_tests.support.command_line import KEYS, CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.run_contexts import archive_everything
 
 IDENTITY = age.new_identity()
 WITH_IDENTITY = {IDENTITY_VARIABLE: IDENTITY.reveal()}
@@ -27,14 +23,5 @@ def private_command_line(
     """Return a command line without the identity that has archived these objects."""
     caf = CommandLine(folder, KEYS | {"CAF_DATABASE_URL": database_url})
     caf.settings(private_text("http://127.0.0.1:9", "b", **more))
-    archive(caf, bodies)
+    archive_source(caf, objects=MemorySource(bodies))
     return caf
-
-
-def archive(caf: CommandLine, bodies: dict[str, bytes]) -> None:
-    with caf.surroundings():
-        settings = load_settings()
-        with opened_ledger(settings) as ledger:
-            source = MemorySource(bodies)
-            context = open_run_context(settings, "src", run="run-1", ledger=ledger, objects=source)
-            archive_everything(context)
