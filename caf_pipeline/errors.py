@@ -78,11 +78,13 @@ class CafError(Exception):
 
     Attributes:
         exit_code: Exit status of the command.
+        exit_text: What the status means, in help and docs.
         permanent: False if the same call may succeed later without any change.
         hint: What the user can do, in one sentence, or "".
     """
 
     exit_code: ClassVar[int] = 1
+    exit_text: ClassVar[str] = "Something failed."
     permanent: ClassVar[bool] = True
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -110,6 +112,14 @@ def interrupt_behind(error: BaseException | None) -> BaseException | None:
     while isinstance(error, Exception):
         error = error.__cause__ or error.__context__
     return error
+
+
+def exit_texts() -> dict[int, str]:
+    """Return what each exit status of an error means."""
+    texts = {CafError.exit_code: CafError.exit_text}
+    for kind in CafError.__subclasses__():
+        texts[kind.exit_code] = kind.exit_text
+    return texts
 
 
 def exit_code_of(error: Exception) -> int:
@@ -145,12 +155,14 @@ class UsageError(CafError):
     """The arguments of a command exclude each other."""
 
     exit_code = 2
+    exit_text = "Wrong arguments."
 
 
 class SettingsError(CafError):
     """A setting is missing or wrong. The message names it."""
 
     exit_code = 3
+    exit_text = "Wrong settings or source."
 
 
 class MnemonicRefused(SettingsError):
@@ -169,6 +181,7 @@ class ArchiveError(CafError):
     """A failure of one CAF file, or of one file of another format."""
 
     exit_code = 4
+    exit_text = "The file is missing, damaged or of another format."
 
 
 class MalformedArchive(ArchiveError):
@@ -207,6 +220,7 @@ class SourceError(CafError):
     """A failure of S3."""
 
     exit_code = 5
+    exit_text = "The S3 or web server failed."
 
 
 class SourceDenied(SourceError):
@@ -260,6 +274,7 @@ class LedgerError(CafError):
     """A failure of the database."""
 
     exit_code = 6
+    exit_text = "The database failed."
 
 
 class LedgerUnreachable(LedgerError):
@@ -286,6 +301,7 @@ class StoreError(CafError):
     """A failure of the place where chunks are stored."""
 
     exit_code = 7
+    exit_text = "The store failed."
 
 
 class StoreUnreachable(StoreError):
@@ -407,12 +423,14 @@ class StagingError(CafError):
     """The staging folder is full, missing, or not writable."""
 
     exit_code = 8
+    exit_text = "The disk is full, or an output cannot be written."
 
 
 class IntegrityError(CafError):
     """Bytes differ from what was recorded of them."""
 
     exit_code = 9
+    exit_text = "Bytes differ from what was recorded."
 
 
 class RowAltered(IntegrityError):
@@ -423,6 +441,7 @@ class HeldByOther(CafError):
     """Another live run holds the lease."""
 
     exit_code = 10
+    exit_text = "Another run works on the chunk or source."
 
     def __init__(self, message: str, *, holder: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -433,18 +452,21 @@ class NotLocated(CafError):
     """The ledger has no such archived object, chunk or source."""
 
     exit_code = 11
+    exit_text = "No such archived object, chunk or plan."
 
 
 class AlertNotSent(CafError):
     """No receiver took an alert. Permanent, so that the tick fails; the next sends it again."""
 
     exit_code = 17
+    exit_text = "An alert could not be sent."
 
 
 class NoDaemon(CafError):
     """No Dagster daemon runs that would do the work."""
 
     exit_code = 16  # 12 to 15 and 18 are outcomes of commands that finished
+    exit_text = "No Dagster daemon runs."
     permanent = False
 
 

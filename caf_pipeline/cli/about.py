@@ -16,8 +16,7 @@ def version() -> None:
     r"""Print the version, as --version does.
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0
     """
     from importlib.metadata import version  # noqa: PLC0415  slower than most commands
 
@@ -36,8 +35,7 @@ def show_help(
       caf help jackal buy
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0
       2  No such command.
     """
     from caf_pipeline.cli.app import build  # noqa: PLC0415  it loads this module by name
@@ -61,8 +59,7 @@ def completion(
       caf completion fish > ~/.config/fish/completions/caf.fish
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0
       2  SHELL is none of the three.
     """
     from caf_pipeline.cli.app import build  # noqa: PLC0415  it loads this module by name

@@ -78,16 +78,13 @@ def adopt(  # noqa: PLR0917 - the command line's options
       caf adopt demo --from-chain --strip 1 --json
 
     \b
-    Exit status:
+    Exit status: 6, 8, 10
       0   Each file is adopted, known, or has no object to adopt.
       1   Some files were refused.
       3   Wrong settings, wallet or source.
       4   The only FILE is missing or not a CAF file.
-      6   The database failed.
       7   The only file is not on the chain or lacks copies, or the chain failed.
-      8   The staging folder failed.
       9   No copy of the only file is right, or the inventory is damaged.
-      10  Another run plans.
       11  There is no complete inventory: run `caf plan`.
     """
     if bool(files) == from_chain:

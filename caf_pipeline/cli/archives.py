@@ -112,12 +112,10 @@ def create(
       caf create --sums photos.sha256 photos.caf photos/
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 8
       1  A file cannot be read, or changed meanwhile.
       2  Wrong arguments, or a path is outside of DIR.
       4  A name cannot be a key, or a file is too large for an archive.
-      8  The archive cannot be written.
     """
     target_bytes = parse_size(target_size)
     if not 0 < target_bytes <= DEFAULT_LIMITS.max_bytes:
@@ -172,10 +170,7 @@ def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = F
       caf list --json s3://bucket/photos.caf
 
     \b
-    Exit status:
-      0  Success.
-      4  FILE is missing or not a CAF file.
-      5  The server failed.
+    Exit status: 0, 4, 5
     """
     with _opened(file, lenient=lenient) as reader:
         for member in reader.members:
@@ -219,12 +214,8 @@ def extract(
       caf extract https://example.org/photos.caf 2024/a.jpg 2024/b.jpg
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 4, 5, 8
       1  Some members are left out.
-      4  FILE is missing or not a CAF file.
-      5  The server failed.
-      8  The folder cannot be written.
     """
     with _opened(file, lenient=lenient) as reader:
         errors: list[CafError] = []
@@ -272,10 +263,8 @@ def cat(
       caf cat photos.caf 2024/a.jpg > a.jpg
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 5
       4  FILE is missing or not a CAF file, or has no such member.
-      5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
         write_bytes(reader.stream(key))
@@ -292,10 +281,8 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
       caf verify --json s3://bucket/photos.caf
 
     \b
-    Exit status:
+    Exit status: 4, 5
       0  The structure is valid.
-      4  FILE is missing or not a valid CAF file.
-      5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
         with progress("reading", reader.data_size_bytes) as advance:
@@ -349,10 +336,8 @@ def merkle(
       caf merkle --proof-type 0 photos.caf
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 5
       4  The file is missing or empty.
-      5  The server failed.
     """
     with open_file(file) as source:
         _, size_bytes = source.read_suffix(1)

@@ -46,11 +46,10 @@ def backfill(  # noqa: PLR0917 - the command line's options
       caf backfill demo --failed --dry-run --json
 
     \b
-    Exit status:
+    Exit status: 6
       0   All chunks are archived, or there was nothing to do.
       2   The chunks are not of the source or plan, or are out of order.
       3   Wrong settings or source, or your Dagster project has no DAGSTER_HOME.
-      6   The database failed.
       11  No such plan or chunk, or nothing is planned.
       12  The named chunks are not archived; `caf status` shows why.
       13  Nothing was submitted: runs work on the remaining chunks.

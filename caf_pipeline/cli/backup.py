@@ -51,15 +51,11 @@ def backup(
       caf backup --restore ledger.dump
 
     \b
-    Exit status:
-      0   Success.
-      1   You did not confirm.
-      2   FILE exists, belongs to another archive, or is not a readable backup with a SHA-256.
-      3   Wrong settings.
-      6   The database failed, no pg_dump has its version, or FILE has other definitions.
-      8   FILE cannot be written.
-      9   FILE is damaged: its bytes do not match its SHA-256.
-      10  A run is under way.
+    Exit status: 0, 3, 8, 10
+      1  You did not confirm.
+      2  FILE exists, belongs to another archive, or is not a readable backup with a SHA-256.
+      6  The database failed, no pg_dump has its version, or FILE has other definitions.
+      9  FILE is damaged: its bytes do not match its SHA-256.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:

@@ -106,11 +106,10 @@ def check(  # noqa: PLR0917 - the command line's options
       caf check demo packages/ --full --json | jq 'select(.error)'
 
     \b
-    Exit status:
+    Exit status: 6
       0   All objects read are right.
       2   SHARE is not a share.
       3   Wrong settings or source, or no identity opens some object's chunk.
-      6   The database failed.
       7   Some objects, or restored chunks, could not be read now; none is wrong.
       9   No provider returns some object right, or rows of the ledger were altered.
       11  No archived key begins with PREFIX.

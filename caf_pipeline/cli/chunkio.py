@@ -81,10 +81,7 @@ def list(
       caf chunkio list demo logs/events.log --from 65536 --pick first --json
 
     \b
-    Exit status:
-      0  Success.
-      4  The file is missing or not a ChunkIO log.
-      5  The server failed.
+    Exit status: 0, 4, 5
 
     For an archived object, also the statuses of `caf get`.
     """
@@ -126,10 +123,8 @@ def cat(
       caf chunkio cat --inflate demo logs/events.log 0
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 5
       4  The file is missing, POSITION has no entry, or the content is not DEFLATE data.
-      5  The server failed.
       9  The content is damaged.
 
     For an archived object, also the statuses of `caf get`.
@@ -165,11 +160,9 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
       caf chunkio verify s3://bucket/events.log --json
 
     \b
-    Exit status:
+    Exit status: 4, 5
       0  Nothing is damaged.
       1  Something is damaged.
-      4  The file is missing or not a ChunkIO log.
-      5  The server failed.
 
     For an archived object, also the statuses of `caf get`.
     """
@@ -228,12 +221,10 @@ def salvage(
       caf chunkio salvage events.log -o saved.log
 
     \b
-    Exit status:
+    Exit status: 5, 8
       0  Undamaged entries are found.
       1  No undamaged entry is found.
       4  The file is missing.
-      5  The server failed.
-      8  OUT cannot be written.
 
     For an archived object, also the statuses of `caf get`.
     """

@@ -20,11 +20,8 @@ def unpark(chunk: ChunkArgument) -> None:
     Use it after you fixed the reason, which `caf status` shows.
 
     \b
-    Exit status:
-      0   Success.
-      6   The chunk was not parked, or the database failed.
-      10  A run works on the chunk.
-      11  No such chunk.
+    Exit status: 0, 10, 11
+      6  The chunk was not parked, or the database failed.
     """
     settings = load_settings()
     with (
@@ -50,12 +47,8 @@ def withdraw(
     chunk, the command first asks the store for the post.
 
     \b
-    Exit status:
-      0   Success.
-      6   The chunk is posted and not damaged, its post is pending, or the database failed.
-      7   The store does not answer.
-      10  A run works on the chunk.
-      11  No such chunk.
+    Exit status: 0, 7, 10, 11
+      6  The chunk is posted and not damaged, its post is pending, or the database failed.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:

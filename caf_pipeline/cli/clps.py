@@ -45,10 +45,7 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
       caf clps inspect demo logs/2026-11.clp --json | jq -r '.RangeIndex[].f._filename'
 
     \b
-    Exit status:
-      0  Success.
-      4  The file is missing, damaged or not a clp-s archive.
-      5  The server failed.
+    Exit status: 0, 4, 5
 
     For an archived object, also the statuses of `caf get`.
     """

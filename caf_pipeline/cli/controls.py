@@ -30,11 +30,8 @@ def pause(
       caf pause "network maintenance"
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 3, 6
       2  REASON is empty.
-      3  Wrong settings.
-      6  The database failed.
     """
     if not reason.strip():
         raise UsageError(
@@ -52,11 +49,8 @@ def resume() -> None:
     the ledger fits the store.
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 3, 6
       1  The restored ledger is not yet compared with the store.
-      3  Wrong settings.
-      6  The database failed.
     """
     with opened_ledger(load_settings()) as ledger:
         ledger.controls.set("paused", None)
@@ -94,11 +88,8 @@ def limit(
       caf limit --bandwidth 20MiB --spend-cap 5000000
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 3, 6
       2  A value is not a limit.
-      3  Wrong settings.
-      6  The database failed.
     """
     settings = load_settings()
     changes: dict[str, str | None] = {}

@@ -70,11 +70,8 @@ def convert(
       caf convert https://example.org/photos.caf photos.tar.co
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 5, 8
       4  The archive is missing or damaged, or the other format cannot hold a file of it.
-      5  The server failed.
-      8  OUT cannot be written.
     """
     if not out.name.endswith((".caf", ".tar", ".tar.co")):
         raise UsageError(

@@ -221,11 +221,8 @@ def index(
       caf cotar index tiles.tar --embed -o tiles.tar.co
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 5, 8
       4  The tar is missing or damaged, or the format cannot hold a file of it.
-      5  The server failed.
-      8  The index cannot be written.
     """
     if out is None and "://" in tar:
         raise UsageError("The index of a tar behind a URL needs a name.", hint="Give it with -o.")
@@ -293,10 +290,8 @@ def list_files(
       caf cotar list tiles.tar --index tiles.tar.index --json
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 5
       4  The file is missing or damaged, or has no index.
-      5  The server failed.
     """
     with open_file(file) as source, opened_cotar(source, index) as opened:
         tar_contents = tar_files(source, opened.tar_bytes(), ignore_zeros=ignore_zeros)
@@ -334,10 +329,8 @@ def cat(
       caf cotar cat tiles.tar.co 12/4038/2564.pbf > tile.pbf
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 5
       4  The archive is missing or damaged, or has no index or no such file.
-      5  The server failed.
     """
     with open_file(file) as source, opened_cotar(source, index) as opened:
         write_bytes(opened.pieces(os.fsencode(name)))
@@ -359,11 +352,10 @@ def verify(
       caf cotar verify tiles.tar --index tiles.tar.index
 
     \b
-    Exit status:
+    Exit status: 5
       0  The index matches the tar.
       1  They differ, or one is damaged.
       4  No such file.
-      5  The server failed.
     """
     with open_file(file) as source:
         try:

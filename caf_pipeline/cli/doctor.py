@@ -110,12 +110,11 @@ def doctor(  # noqa: PLR0917 - the command line's options
       caf doctor --json | jq 'select(.turn == "operator")'
 
     \b
-    Exit status:
+    Exit status: 6
       0  Everything is right, repaired or left to the next run.
       1  Something needs an operator, was not repaired, or would be (--dry-run).
       2  Options exclude each other, or a question has no terminal.
       3  Wrong settings, wallet or source.
-      6  The database failed.
       7  The store failed; findings that need it are missing.
       8  A folder cannot be read or changed.
     """

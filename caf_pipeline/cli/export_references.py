@@ -53,14 +53,11 @@ def export_references(
       caf export-references demo packages/ -o packages.json
 
     \b
-    Exit status:
+    Exit status: 3, 6, 8
       0   FILE is complete.
       1   FILE.json lacks objects larger than a chunk.
       2   FILE ends in neither .json nor .parquet, or SOURCE has encrypted chunks.
-      3   Wrong settings or source.
-      6   The database failed.
       7   A chunk cannot be read now.
-      8   FILE cannot be written.
       9   No provider returns an object of some chunk right.
       11  No archived key begins with PREFIX.
     After other statuses than 0 and 1, FILE is unchanged.

@@ -72,15 +72,10 @@ def get(  # noqa: PLR0917 - the command line's options
       caf get demo tiles.tar.co --member 12/4038/2564.pbf > tile.pbf
 
     \b
-    Exit status:
-      0   Success.
-      2   FILE cannot be written, or TIME is not a time.
-      3   Wrong settings or source.
-      4   The object has no cotar index or no such file.
-      6   The database failed.
-      7   The store failed.
-      9   All copies have wrong bytes, or no provider has the object.
-      11  The object or version is not archived.
+    Exit status: 0, 3, 6, 7, 11
+      2  FILE cannot be written, or TIME is not a time.
+      4  The object has no cotar index or no such file.
+      9  All copies have wrong bytes, or no provider has the object.
     """
     moment = None if as_of is None else parse_time(as_of)
     settings = load_settings()

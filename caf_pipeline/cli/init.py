@@ -69,11 +69,10 @@ def init(
       caf init --bucket my-photos --store directory --yes
 
     \b
-    Exit status:
+    Exit status: 8
       0  caf.toml is written.
       2  One of the files exists, a value is missing, or options exclude each other.
       3  A value is wrong.
-      8  The disk is full.
     """
     path, identity_path = Path(DEFAULT_CONFIG), Path(_IDENTITY_FILE)
     if public and recipient:

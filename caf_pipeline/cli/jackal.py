@@ -86,11 +86,9 @@ def wallet(context: typer.Context, json: JsonOption = False) -> None:
       caf jackal wallet --json | jq .plan.free_bytes
 
     \b
-    Exit status:
+    Exit status: 6, 7
       0  The wallet is shown, even without space.
       3  Wrong settings or wallet.
-      6  The database failed.
-      7  The chain failed.
     """
     if context.invoked_subcommand:
         return
@@ -208,12 +206,9 @@ def price(
       caf jackal price 10TB --days 365
 
     \b
-    Exit status:
-      0   Success.
+    Exit status: 0, 6, 7
       2   The argument is not a size.
       3   Wrong settings, wallet or source.
-      6   The database failed.
-      7   The chain failed.
       11  The source has no inventory yet.
     """
     settings = load_settings()
@@ -301,12 +296,11 @@ def buy(
       caf jackal buy --bytes 1TB --days 365
 
     \b
-    Exit status:
+    Exit status: 6
       0   The space is bought.
       1   You did not confirm.
       2   The size or the time is too small.
       3   Wrong settings or wallet, or the chain may not verify this proof type.
-      6   The database failed.
       7   The chain failed, the wallet cannot pay, or the spend cap is reached.
       10  A run is signing a transaction.
     """
@@ -376,10 +370,9 @@ def files(
       caf jackal files demo --json | jq 'select(.missing)'
 
     \b
-    Exit status:
+    Exit status: 6
       0  No file is missing.
       3  Wrong settings, wallet or source.
-      6  The database failed.
       7  A chunk is missing, or the chain failed.
     """
     settings = load_settings()

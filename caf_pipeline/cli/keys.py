@@ -64,12 +64,11 @@ def new(
       caf keys new --recovery -o /media/usb/recovery.txt --passphrase
 
     \b
-    Exit status:
+    Exit status: 8
       0  The identity is written.
       1  The folder does not exist, or cannot be written.
       2  The file exists, or there is no terminal to ask for the passphrase.
       3  There is no caf.toml, or it is wrong. Not with -o.
-      8  The disk is full.
     """
     path = out or load_settings().folder / ("recovery-identity.txt" if recovery else "identity.txt")
     if os.path.lexists(path):
@@ -187,11 +186,10 @@ def check(source: SourceArgument) -> None:
     'caf safe-to-delete' opens whole chunks.
 
     \b
-    Exit status:
+    Exit status: 6
       0   The identities open every chunk.
       1   They do not open some chunks, which are listed, but headers are right.
       3   Wrong settings or source, or there is no identity.
-      6   The database failed.
       7   A chunk cannot be read now.
       9   A header is foreign, damaged or not stored: no other identity helps.
       11  Nothing of the source is archived yet.
@@ -234,7 +232,6 @@ def worker() -> None:
       export CAF_WORKER_KEY=$(caf keys worker)
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0
     """
     typer.echo(secrets.token_hex(32))

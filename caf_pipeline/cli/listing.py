@@ -96,11 +96,8 @@ def ls(  # noqa: PLR0917 - the command line's options
       caf ls demo --recursive --json | jq -r 'select(.status == "gone").key'
 
     \b
-    Exit status:
-      0   Success.
+    Exit status: 0, 3, 6
       2   TIME is not a time, or options exclude each other.
-      3   Wrong settings or source.
-      6   The database failed.
       11  No archived key begins with PREFIX.
     """
     moment = read_moment(as_of, current)
@@ -170,11 +167,9 @@ def find(  # noqa: PLR0917 - the command line's options
       caf find demo 'logs/2026-*' --older 2026-06-01 --json | jq -s 'map(.size_bytes) | add'
 
     \b
-    Exit status:
+    Exit status: 3, 6
       0   The search is complete, even without a match.
       2   PATTERN is empty, SIZE is not a size, or TIME is not a time.
-      3   Wrong settings or source.
-      6   The database failed.
       11  Nothing of the source is archived.
     """
     if not pattern:
@@ -224,11 +219,8 @@ def du(  # noqa: PLR0917 - the command line's options
       caf du demo packages/ --json
 
     \b
-    Exit status:
-      0   Success.
+    Exit status: 0, 3, 6
       2   TIME is not a time.
-      3   Wrong settings or source.
-      6   The database failed.
       11  No archived key begins with PREFIX.
     """
     moment = read_moment(as_of, current)

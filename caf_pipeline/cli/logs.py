@@ -79,13 +79,11 @@ def search(  # noqa: PLR0917 - the command line's options
       caf logs search demo logs/2026-11 'msg: *timeout*' --from 2026-11-21T10:00 --json
 
     \b
-    Exit status:
+    Exit status: 6, 8
       0   The search is complete, even without a match.
       1   Some objects could not be searched; standard error names them.
       2   QUERY is not a query, or TIME is not a time.
       3   Wrong settings, no such source, or clp-s is not installed.
-      6   The database failed.
-      8   Staging cannot be written.
       11  No archived key begins with PREFIX.
     """
     moments = [parse_time(text) if text else None for text in (begin, end)]

@@ -44,11 +44,8 @@ def metrics(
       caf metrics --serve 127.0.0.1:9180
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 3, 6
       2  Listening on HOST:PORT failed.
-      3  Wrong settings.
-      6  The database failed.
       130, 143, 129: --serve was ended by Ctrl-C, SIGTERM, or SIGHUP.
     """
     settings = load_settings()

@@ -68,12 +68,8 @@ def plan(
       caf plan demo --json | jq '.chunks, .charged_bytes'
 
     \b
-    Exit status:
-      0   Success.
+    Exit status: 0, 3, 5, 6
       2   Options exclude each other.
-      3   Wrong settings or source.
-      5   The source failed.
-      6   The database failed.
       8   The disk of `home` failed.
       9   The inventory is damaged.
       11  There is no inventory, or the last one has another setting of versions.
@@ -127,13 +123,9 @@ def plans(
       caf plans chunk demo-2f20e129-00006 --json
 
     \b
-    Exit status:
-      0   Success.
-      1   Some of the plan's files are missing or damaged.
-      2   The arguments have none of the three forms.
-      3   Wrong settings or source.
-      6   The database failed.
-      11  No such plan or chunk.
+    Exit status: 0, 3, 6, 11
+      1  Some of the plan's files are missing or damaged.
+      2  The arguments have none of the three forms.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:

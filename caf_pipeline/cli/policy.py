@@ -30,9 +30,7 @@ def policy(source: SourceArgument) -> None:
       caf policy photos > policy.json
 
     \b
-    Exit status:
-      0  Success.
-      3  Wrong settings or source.
+    Exit status: 0, 3
     """
     document = least_policy(load_settings().source(source))
     typer.echo(json.dumps(document, indent=2))

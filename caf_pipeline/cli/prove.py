@@ -58,11 +58,9 @@ def prove(
       caf prove demo --limit 5 --json | jq 'select(.verdict == "damaged")'
 
     \b
-    Exit status:
+    Exit status: 3, 6
       0  All checked chunks are proven; none is known as damaged, unanswered or unread.
       1  Some chunks are damaged, unread or unverified.
-      3  Wrong settings or source.
-      6  The database failed.
       7  The store failed, or the only faults are unanswered chunks.
     """
     settings = load_settings()
@@ -168,16 +166,10 @@ def repair(
       caf repair demo-1a2b3c4d-00001
 
     \b
-    Exit status:
-      0   The chunks are repaired, or none is damaged.
-      2   The chunk's state does not allow a repair.
-      3   Wrong settings or source.
-      5   The source failed.
-      6   The database failed.
-      7   The store failed.
-      9   All available bytes differ from the archived ones.
-      10  A run works on the chunk.
-      11  No such chunk.
+    Exit status: 3, 5, 6, 7, 10, 11
+      0  The chunks are repaired, or none is damaged.
+      2  The chunk's state does not allow a repair.
+      9  All available bytes differ from the archived ones.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:

@@ -34,10 +34,7 @@ def queue(
       caf queue photos --remove --json >> set-apart.jsonl
 
     \b
-    Exit status:
-      0  Success.
-      3  Wrong settings or source.
-      6  The database failed.
+    Exit status: 0, 3, 6
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:

@@ -83,15 +83,11 @@ def rebuild(  # noqa: PLR0917 - the command line's options
       caf rebuild demo --owner jkl1…
 
     \b
-    Exit status:
-      0   All listed files are in the ledger.
-      1   Some files are left out, or rows of the ledger were altered.
-      2   ADDRESS is not an address, or the question has no terminal.
-      3   Wrong settings, wallet or source, or no identity.
-      6   The database failed.
-      7   The store failed.
-      8   The staging folder failed.
-      10  Another run plans or rebuilds.
+    Exit status: 6, 7, 8, 10
+      0  All listed files are in the ledger.
+      1  Some files are left out, or rows of the ledger were altered.
+      2  ADDRESS is not an address, or the question has no terminal.
+      3  Wrong settings, wallet or source, or no identity.
     """
     settings = load_settings()
     if source is not None:

@@ -12,6 +12,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from caf_pipeline.cli.app import build
+from caf_pipeline.errors import exit_texts
 
 WIDTH: Final = "100"  # columns of the help texts, on any terminal
 
@@ -23,31 +24,22 @@ hint, and an exit status:
 
 | status | meaning |
 |---:|---|
-| 0 | success |
-| 1 | something failed |
-| 2 | wrong arguments |
-| 3 | wrong settings |
-| 4 | CAF file |
-| 5 | source |
-| 6 | ledger |
-| 7 | store |
-| 8 | staging, or an output that cannot be written |
-| 9 | bytes differ |
-| 10 | held by another run |
-| 11 | not archived |
-| 12 | chunks failed |
-| 13 | other runs hold the missing chunks |
-| 14 | objects must be tried again |
-| 15 | objects wait for more |
-| 16 | no Dagster daemon runs |
-| 17 | an alert could not be sent |
-| 18 | chunks are damaged |
-| 19 | the inventory lists no object |
-| 129 | SIGHUP or a closed terminal |
-| 130 | interrupted by Ctrl-C |
-| 141 | the reader of the output left |
-| 143 | SIGTERM |
 """
+
+_OUTCOMES: Final = {
+    0: "Success.",
+    12: "Chunks failed.",
+    13: "Other runs hold the missing chunks.",
+    14: "Objects must be tried again.",
+    15: "Objects wait for more.",
+    18: "Chunks are damaged.",
+    19: "The inventory lists no object.",
+    129: "SIGHUP or a closed terminal.",
+    130: "Interrupted by Ctrl-C.",
+    141: "The reader of the output left.",
+    143: "SIGTERM.",
+}
+"""Statuses of no error class."""
 
 
 def _commands(app: Typer) -> Iterator[list[str]]:
@@ -63,7 +55,8 @@ def reference() -> str:
     """Return the text of docs/reference/cli.md."""
     app = build()
     runner = CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"})
-    parts = [_OPENING]
+    texts = sorted((_OUTCOMES | exit_texts()).items())
+    parts = [_OPENING + "".join(f"| {status} | {text} |\n" for status, text in texts)]
     for words in [[], *_commands(app)]:
         result = runner.invoke(app, [*words, "--help"], prog_name="caf")
         if result.exit_code:

@@ -31,15 +31,11 @@ def remove(
       caf remove demo --yes
 
     \b
-    Exit status:
-      0   Success.
+    Exit status: 0, 3, 7, 10
       1   You did not confirm.
       2   There is no terminal to ask on; use --yes.
-      3   Wrong settings or source.
       6   A chunk is or may be stored, a rebuild is incomplete, or the database failed.
-      7   The store does not answer.
       8   A file cannot be removed.
-      10  A run works on the source.
       11  The ledger never had the source.
     """
     from caf_pipeline.dagster_host.remove import remove_command  # noqa: PLC0415 - loads Dagster

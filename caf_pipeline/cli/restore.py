@@ -93,14 +93,10 @@ def restore(  # noqa: PLR0917 - the command line's options
       caf restore demo packages/ s3://other-bucket/restored --endpoint-url https://s3.example.com
 
     \b
-    Exit status:
-      0   Success.
+    Exit status: 0, 3, 6, 8
       1   Some are different, or cannot be written.
-      3   Wrong settings or source.
       5   The bucket is missing, refuses access or cannot be reached.
-      6   The database failed.
       7   Some object could not be read.
-      8   The folder cannot be written.
       9   No provider returns some object right.
       10  Another process restores into this folder, a parent or a subfolder.
       11  No archived key begins with PREFIX.

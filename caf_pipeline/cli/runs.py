@@ -33,10 +33,8 @@ def runs(
       caf runs --json | jq 'select(.status == "failure") | .result'
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0, 6
       3  Wrong settings, no such source, or Dagster's storage cannot be opened.
-      6  The database failed.
     """
     from caf_pipeline.dagster_host.runs import runs_command  # noqa: PLC0415 - loads Dagster
 

@@ -144,15 +144,12 @@ def safe_to_delete(
       caf safe-to-delete demo --no-read-back --json | jq 'select(.reason)'
 
     \b
-    Exit status:
+    Exit status: 5, 7, 8
       0   All objects in S3 are safe and listed, or there are none.
       1   Some are not safe yet; the others are listed.
       2   FILE is not a regular file, or is also the report.
       3   Wrong settings, no such source, or the store has no proofs.
-      5   The source failed.
       6   The database failed, or a chunk changed.
-      7   The store failed.
-      8   There is no room.
       9   The numbers of objects do not add up.
       10  Another process runs the same command.
     With status 2 or higher, nothing is written.

@@ -32,8 +32,7 @@ def setup(
       caf setup --reset          # after memory, cores or staging changed
 
     \b
-    Exit status:
-      0  Success.
+    Exit status: 0
       2  Your own Dagster project has the folder; nothing is changed.
       3  Wrong settings, or Dagster's folder or storage cannot be used.
     """

@@ -62,10 +62,7 @@ def status(
       caf status demo --watch --interval 60 >> progress.log
 
     \b
-    Exit status:
-      0  Success.
-      3  Wrong settings or source.
-      6  The database failed.
+    Exit status: 0, 3, 6
       130, 143, 129: --watch was ended by Ctrl-C, SIGTERM, or SIGHUP.
     """
     settings = load_settings()

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.errors import UsageError, one_line
+from caf_pipeline.errors import UsageError, exit_texts, one_line
 from caf_pipeline.system.quantities import counted as counted  # noqa: PLC0414  re-exported for the commands
 from caf_pipeline.system.quantities import show_size as show_size  # noqa: PLC0414
 from caf_pipeline.waits import LINE_SECONDS
@@ -115,8 +115,26 @@ def printable(text: str) -> str:
 
 
 def help_of(command: Callable[..., object]) -> str:
-    r"""Return a docstring; `\b` keeps the next paragraph's line breaks."""
-    return (inspect.getdoc(command) or "").replace("\\b\n", "\b\n")
+    r"""Return a docstring; `\b` keeps the next paragraph's line breaks.
+
+    Numbers after "Exit status:" get the texts of their error classes.
+    """
+    text = (inspect.getdoc(command) or "").replace("\\b\n", "\b\n")
+    return _STATUSES.sub(_explained, text)
+
+
+_STATUSES: Final = re.compile(r"^Exit status: ([\d, ]+)$\n?((?:  \d+ .*\n?)*)", re.MULTILINE)
+
+
+def _explained(match: re.Match[str]) -> str:
+    texts = {0: "Success."} | exit_texts()
+    statuses = {int(number): texts[int(number)] for number in match[1].split(", ")}
+    for line in match[2].splitlines():
+        number, text = line.split(maxsplit=1)
+        statuses[int(number)] = text
+    width = len(str(max(statuses)))
+    lines = (f"  {number:<{width}}  {statuses[number]}" for number in sorted(statuses))
+    return "\n".join(["Exit status:", *lines]) + "\n"
 
 
 def print_json(record: Mapping[str, object]) -> None:

@@ -34,12 +34,11 @@ def new(
     jackal-wallet beside caf.toml, and nowhere else. Nothing is bought, and no network is used.
 
     \b
-    Exit status:
+    Exit status: 8
       0  The words are written.
       1  The folder does not exist, or cannot be written.
       2  The file exists.
       3  There is no caf.toml, or it is wrong. Not with -o.
-      8  The disk is full.
     """
     path = out or load_settings().folder / WALLET_FILE
     typer.echo(write_wallet(path))
