@@ -36,7 +36,7 @@ from caf_pipeline.inventory.manifest import (
 from caf_pipeline.inventory.plan import CLAIM_COLUMNS, PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.inventory.snapshot import object_versions
 from caf_pipeline.ledger.arrow import LOCATION, SIGNATURE, TRAILER, as_rows, location_batches
-from caf_pipeline.ledger.copy import copy_location_batches
+from caf_pipeline.ledger.claims import copy_location_batches
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.engine import LedgerEngine

@@ -11,20 +11,22 @@ from sqlalchemy import Connection, Table, bindparam, delete, func, insert, selec
 from caf_pipeline.chunk_state import CLAIMING, GOOD, UNDER_WAY, ChunkState, CopyState
 from caf_pipeline.errors import IllegalMove, LedgerError
 from caf_pipeline.inventory.manifest import LogTimes, PartLocation
-from caf_pipeline.ledger.copy import (
+from caf_pipeline.ledger.claims import (
     TWICE,
+    Batches,
     copy_location_batches,
     end_claims,
+    forget_log_times,
     forget_pending,
     locate_pending,
+    record_header_sets,
+    record_log_times,
     record_skips,
     release_claims,
     same_object,
     withdraw_claims,
 )
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
-from caf_pipeline.ledger.header_sets import Batches, record_header_sets
-from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
 from caf_pipeline.ledger.moves import (
     as_jsonb,
     chunk_row,
@@ -35,7 +37,7 @@ from caf_pipeline.ledger.moves import (
 from caf_pipeline.ledger.parts import follow_move, record_part
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import CopyCheck, SealRecord, Skip
-from caf_pipeline.ledger.replicas import forget_full_read, record_check, require_right_copy, unlist
+from caf_pipeline.ledger.stores import forget_full_read, record_check, require_right_copy, unlist
 from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES, CLAIMS, SKIPPED_OBJECTS
 from caf_pipeline.ledger.transactions import before_move, end_waiting, require_no_post
 from caf_pipeline.ledger.views import CHUNKS

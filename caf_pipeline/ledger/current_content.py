@@ -19,7 +19,7 @@ from caf_pipeline.inventory.objects import (
     VersionCounts,
     rewritten_version,
 )
-from caf_pipeline.ledger.copy import copy_rows
+from caf_pipeline.ledger.claims import copy_rows
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import Content, InventoryRecord, LocatedVersion, recorded_key

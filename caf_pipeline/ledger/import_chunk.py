@@ -29,22 +29,24 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 from caf_pipeline.chunk_state import GOOD, IN_GOOD_STANDING, NOT_POSTED, ChunkState, CopyState
 from caf_pipeline.errors import ClaimConflict, IllegalMove, IntegrityError, LedgerError
 from caf_pipeline.inventory.manifest import LogTimes
-from caf_pipeline.ledger.copy import (
+from caf_pipeline.ledger.claims import (
+    Batches,
     copy_location_batches,
     end_claims,
+    forget_log_times,
     forget_pending,
     load_skips,
+    record_header_sets,
+    record_log_times,
     same_object,
     write_locations,
 )
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, Lock
-from caf_pipeline.ledger.header_sets import Batches, record_header_sets
-from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
 from caf_pipeline.ledger.moves import as_jsonb, require_state
 from caf_pipeline.ledger.parts import follow_move, has_part, import_part, record_part
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import RemoteChunk, Skip
-from caf_pipeline.ledger.replicas import forget_full_read, record_verified
+from caf_pipeline.ledger.stores import forget_full_read, record_verified
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CHUNK_COPIES,

@@ -1,31 +1,28 @@
 """The ledger: one Postgres database with an object for each topic, e.g. `ledger.leases`."""
 
-from caf_pipeline.ledger.chain_listings import ChainListings
 from caf_pipeline.ledger.chunk_moves import ChunkMoves
 from caf_pipeline.ledger.chunks import Chunks
-from caf_pipeline.ledger.controls import Controls
+from caf_pipeline.ledger.claims import FailedReads, Skips
 from caf_pipeline.ledger.current_content import CurrentContent
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.export import Exports
-from caf_pipeline.ledger.folder_store import FolderStores
 from caf_pipeline.ledger.import_chunk import ChunkImport
 from caf_pipeline.ledger.launchable import LaunchableChunks
 from caf_pipeline.ledger.leases import LEASE_SECONDS, Leases
 from caf_pipeline.ledger.lookup import Lookup
-from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.notices import Notices
-from caf_pipeline.ledger.plans import Plans
 from caf_pipeline.ledger.progress import Progress
-from caf_pipeline.ledger.provider_stats import ProviderRecords
-from caf_pipeline.ledger.read_failures import FailedReads
 from caf_pipeline.ledger.records import Holder
-from caf_pipeline.ledger.removal import SourceRemoval
-from caf_pipeline.ledger.replicas import Replicas
-from caf_pipeline.ledger.skips import Skips
-from caf_pipeline.ledger.sources import Sources
-from caf_pipeline.ledger.staging import Staging
-from caf_pipeline.ledger.storage_plans import StoragePlans
+from caf_pipeline.ledger.runs import Controls, Staging, StrayRows
+from caf_pipeline.ledger.sources import Plans, SourceRemoval, Sources
+from caf_pipeline.ledger.stores import (
+    ChainListings,
+    FolderStores,
+    ProviderRecords,
+    Replicas,
+    StoragePlans,
+)
 from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.waits import Waits

@@ -1,26 +1,64 @@
-"""The bucket and prefix of each source, and the ids of its archives in the store."""
+"""Sources: their addresses, ids of archives, plans, and removal."""
 
 import secrets
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
+from dataclasses import asdict
 from typing import Final
 
-from sqlalchemy import LargeBinary, bindparam, delete, exists, func, or_, select, union, update
-from sqlalchemy.dialects.postgresql import insert
+import pyarrow as pa
+from psycopg.errors import LockNotAvailable
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    LargeBinary,
+    Text,
+    all_,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    union,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.exc import OperationalError
 
-from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import LedgerError
+from caf_pipeline.chunk_state import ChunkState, CopyState
+from caf_pipeline.errors import HeldByOther, IllegalMove, LedgerError
+from caf_pipeline.inventory.chunk_id import ChunkId
+from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
+from caf_pipeline.ledger.claims import copy_claims, copy_rows, refuse_located
 from caf_pipeline.ledger.engine import LedgerPart, Lock, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
-from caf_pipeline.ledger.records import KnownArchive, plan_lease
-from caf_pipeline.ledger.removal import OF_AN_ADDRESS
+from caf_pipeline.ledger.parts import register_parts
+from caf_pipeline.ledger.query_files import query
+from caf_pipeline.ledger.records import (
+    KnownArchive,
+    PlanRecord,
+    PlanRow,
+    RemovableSource,
+    chunk_lease,
+    plan_lease,
+)
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CHUNK_COPIES,
+    FILE_LOCATIONS,
+    LEASES,
     METADATA,
+    PLANS,
     POST_KEYS,
+    POSTS,
+    REBUILDS,
     SOURCES,
     STORE_LOOKS,
+    TRANSACTION_POSTS,
 )
+from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease
 
 ARCHIVE_ID_BYTES: Final = 16
@@ -153,3 +191,264 @@ class Sources(LedgerPart):
 
     def ids_set_aside(self, source: str) -> Set[str]:
         return {archive_id for (archive_id,) in self._rows(_SET_ASIDE, source=source)}
+
+
+_S = ChunkState
+
+REMOVABLE: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.EMPTY, _S.PARKED, _S.WITHDRAWN)
+"""Such a chunk may never have been posted. Other columns show whether it was."""
+
+OF_AN_ADDRESS: Final = (
+    "skipped_objects",
+    "current_exceptions",
+    "inventories",
+    "noticed_keys",
+    "messages_set_apart",
+    "queue_reads",
+    "rebuilds",
+    "store_looks",
+    "left_posts",
+)
+"""Tables about a source's bucket with rows before its first chunk."""
+
+OF_A_CHUNK: Final = (
+    "staging_reservations",
+    "packing_secrets",
+    "replicas",
+    "full_reads",
+    "chunk_copies",
+    "transaction_posts",
+    "read_failures",
+    "object_parts",
+    "log_times",
+    "pending_locations",
+)
+"""Rows of a chunk in `posts` and `file_locations` forbid a removal."""
+
+_SOURCE_ID: Final = bindparam("id", type_=Integer)
+_LOCK_CHUNKS: Final = (
+    select()
+    .select_from(CAF_FILES)
+    .where(CAF_FILES.c.source_id == _SOURCE_ID)
+    .with_for_update(nowait=True)
+)
+# A run wanted to post such a chunk, and this ledger knows no transaction of it. The store may still
+# have its post.
+_INTENDED: Final = and_(
+    CHUNKS.c.copy_state.is_not_distinct_from(CopyState.POSTING),
+    ~exists().where(TRANSACTION_POSTS.c.caf_file_id == CHUNKS.c.caf_file_id),
+)
+_INTENDED_NAMES: Final = (
+    select(CHUNKS.c.name).where(CHUNKS.c.source_id == _SOURCE_ID, _INTENDED).order_by(CHUNKS.c.name)
+)
+_POSTED_OR_LOCATED: Final = (
+    select(CHUNKS.c.name, CHUNKS.c.state, CHUNKS.c.copy_state)
+    .where(
+        CHUNKS.c.source_id == _SOURCE_ID,
+        or_(
+            CHUNKS.c.state != all_(bindparam("removable", type_=ARRAY(Text))),
+            CHUNKS.c.copy_state != "wanted",
+            CHUNKS.c.located_at.is_not(None),
+            CHUNKS.c.restored_at.is_not(None),
+            CHUNKS.c.adopted_at.is_not(None),
+            exists().where(POSTS.c.caf_file_id == CHUNKS.c.caf_file_id),
+            exists().where(
+                TRANSACTION_POSTS.c.caf_file_id == CHUNKS.c.caf_file_id,
+                or_(TRANSACTION_POSTS.c.live, TRANSACTION_POSTS.c.start.is_not(None)),
+            ),
+        ),
+    )
+    .order_by(CHUNKS.c.name)
+    .limit(1)
+)
+_HAS_LOCATIONS: Final = select(exists().where(FILE_LOCATIONS.c.source_id == _SOURCE_ID))
+_IS_REBUILT: Final = select(exists().where(REBUILDS.c.source_id == _SOURCE_ID))
+_HELD: Final = (
+    select(LEASES.c.name)
+    .join(CAF_FILES, LEASES.c.name == bindparam("prefix", type_=Text) + CAF_FILES.c.name)
+    .where(CAF_FILES.c.source_id == _SOURCE_ID, LEASES.c.expires_at > func.clock_timestamp())
+    .order_by(LEASES.c.name)
+)
+_COUNTS: Final = select(
+    SOURCES.c.address,
+    select(func.count())
+    .where(PLANS.c.source_id == SOURCES.c.source_id)
+    .scalar_subquery()
+    .label("plans"),
+    select(func.count())
+    .where(CAF_FILES.c.source_id == SOURCES.c.source_id)
+    .scalar_subquery()
+    .label("chunks"),
+).where(SOURCES.c.source_id == _SOURCE_ID)
+
+
+class SourceRemoval(LedgerPart):
+    """Removes a source if none of its chunks was ever posted or located.
+
+    The caller first withdraws chunks that a run wanted to post, which asks the store. Rows in
+    `leases` stay, so that a chunk planned again under the same name gets a greater epoch.
+    """
+
+    def removable(self, source: str) -> RemovableSource:
+        """Return what `remove` would remove once the intended chunks are withdrawn.
+
+        Raises IllegalMove if a chunk is or may be stored, LedgerError during a rebuild, and
+        HeldByOther if a run works on the source.
+        """
+        with self._of_source(source, lock=Lock.UPDATE) as (connection, source_id):
+            require_free(connection, plan_lease(source))
+            _require_removable(connection, source_id, source, beside=_INTENDED)
+            counts = connection.execute(_COUNTS, {"id": source_id}).one()._asdict()
+            intended = connection.execute(_INTENDED_NAMES, {"id": source_id}).scalars().all()
+            return RemovableSource(**counts, intended=intended)
+
+    def remove(self, lease: Lease, source: str) -> None:
+        """Raises the errors of `removable`. `lease` is on the source's plan."""
+        with self._engine.begin() as connection:
+            source_id = source_id_of(connection, source, lock=Lock.UPDATE)
+            _require_removable(connection, source_id, source)
+            for name in OF_A_CHUNK:
+                table = METADATA.tables[name]
+                of_chunks = delete(table).where(
+                    table.c.caf_file_id == CAF_FILES.c.caf_file_id,
+                    CAF_FILES.c.source_id == source_id,
+                )
+                connection.execute(of_chunks)
+            for name in ("claims", *OF_AN_ADDRESS, "caf_files", "plans", "post_keys", "sources"):
+                table = METADATA.tables[name]
+                connection.execute(delete(table).where(table.c.source_id == source_id))
+            lock_lease(connection, lease)  # last: the lease's renewal waits for it
+
+
+def _require_removable(
+    connection: Connection,
+    source_id: int,
+    source: str,
+    *,
+    beside: ColumnElement[bool] | None = None,
+) -> None:
+    """Also lock the source's chunks. Chunks that match `beside` do not count."""
+    values = {"id": source_id}
+    try:
+        connection.execute(_LOCK_CHUNKS, values)
+    except OperationalError as error:
+        if not isinstance(error.orig, LockNotAvailable):
+            raise
+        raise HeldByOther(
+            f"a run works on a chunk of source '{source}' now",
+            holder="",
+            hint="wait for that run, or end it first",
+        ) from error
+    reason, hint = "", ""
+    stored = _POSTED_OR_LOCATED if beside is None else _POSTED_OR_LOCATED.where(~beside)
+    chunk = connection.execute(stored, {**values, "removable": [*REMOVABLE]}).one_or_none()
+    if chunk is not None:
+        reason = f"chunk {chunk.name} is '{chunk.state}', and is or may be stored"
+        if chunk.copy_state == CopyState.POSTING:
+            hint = f"'caf withdraw {chunk.name}' asks the store, and gives up an unposted chunk"
+    elif connection.execute(_HAS_LOCATIONS, values).scalar_one():
+        reason = "the ledger has locations of its objects"
+    if reason:
+        raise IllegalMove(
+            f"source '{source}' cannot be removed: {reason}",
+            hint=hint
+            or "keep the source in the ledger; to stop archiving it, remove it from caf.toml",
+        )
+    if connection.execute(_IS_REBUILT, values).scalar_one():
+        raise LedgerError(
+            f"source '{source}' cannot be removed: its rebuild is not complete, so the store may "
+            "have chunks of it",
+            hint=f"complete it with 'caf rebuild {source}'",
+        )
+    for name in connection.execute(_HELD, {**values, "prefix": chunk_lease("")}).scalars().all():
+        require_free(connection, name)
+
+
+_PLANNED_CHUNK: Final = {
+    "name": "text",
+    "source_id": "int4",
+    "plan_id": "int8",
+    "number": "int4",
+    "object_count": "int8",
+    "object_bytes": "int8",
+    "expected_size_bytes": "int8",
+}
+_PLAN: Final = select(
+    SOURCES.c.name.label("source"),
+    PLANS.c.sha256,
+    PLANS.c.name,
+    PLANS.c.snapshot,
+    PLANS.c.folder,
+    PLANS.c.object_count,
+    PLANS.c.object_bytes,
+).join_from(PLANS, SOURCES)
+_NEW_PLAN: Final = (
+    insert(PLANS).on_conflict_do_nothing(index_elements=[PLANS.c.sha256]).returning(PLANS.c.plan_id)
+)
+_CHUNK_IDS: Final = select(CAF_FILES.c.number, CAF_FILES.c.caf_file_id).where(
+    CAF_FILES.c.plan_id == bindparam("plan_id")
+)
+
+
+class Plans(LedgerPart):
+    """Registers and lists plans: which new objects of an inventory go into which chunk."""
+
+    def find(self, sha256: bytes) -> PlanRecord | None:
+        rows = self._rows(_PLAN.where(PLANS.c.sha256 == sha256))
+        return PlanRecord(**rows[0]._asdict()) if rows else None
+
+    def is_name_taken(self, source: str, short: str) -> bool:
+        return bool(self._rows(_PLAN.where(SOURCES.c.name == source, PLANS.c.name == short)))
+
+    def register(
+        self,
+        lease: Lease,
+        plan: PlanRecord,
+        chunks: Sequence[ChunkPlan],
+        claims: Iterable[pa.RecordBatch],
+        parts: Iterable[tuple[int, PlannedObject]] = (),
+    ) -> None:
+        """Write a plan, its chunks as `planned`, its claims and its parts.
+
+        Does nothing if the same hash is registered. If an error is raised, nothing was written.
+
+        Raises:
+            ClaimConflict: an object is already claimed or located.
+            LeaseLost: another run holds the plan's lease, and removed this plan's files.
+        """
+        # NO KEY: locations and skips of the source may still be written.
+        with self._of_source(plan.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id):
+            values = {**asdict(plan), "source_id": source_id}
+            del values["source"]
+            plan_id = connection.execute(_NEW_PLAN, values).scalar_one_or_none()
+            if plan_id is None:
+                return
+            rows = (
+                (
+                    str(ChunkId(plan.source, plan.name, chunk.chunk_number)),
+                    source_id,
+                    plan_id,
+                    chunk.chunk_number,
+                    chunk.object_count,
+                    chunk.object_bytes,
+                    chunk.expected_size_bytes,
+                )
+                for chunk in chunks
+            )
+            copy_rows(connection, "caf_files", _PLANNED_CHUNK, rows)
+            new_chunks = connection.execute(_CHUNK_IDS, {"plan_id": plan_id})
+            ids = {row.number: row.caf_file_id for row in new_chunks}
+            copy_claims(connection, source_id, ids, claims)
+            register_parts(connection, source_id, plan_id, ids, parts)
+            refuse_located(connection, source_id, plan_id)
+            lock_lease(connection, lease)  # last: the lease's renewal waits for it
+
+    def list(self, source: str | None = None, limit: int | None = None) -> Sequence[PlanRow]:
+        """Latest first, without adopted files."""
+        plans = []
+        for row in self._rows(query("plans"), source=source, limit=limit):
+            columns = row._asdict()
+            states, created_at = columns.pop("chunks") or {}, columns.pop("created_at")
+            chunks = {ChunkState(state): states[state] for state in sorted(states)}
+            plans.append(PlanRow(PlanRecord(**columns), created_at, chunks))
+        return plans

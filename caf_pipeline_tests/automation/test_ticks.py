@@ -15,8 +15,8 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
 from caf_pipeline.ledger import launchable
+from caf_pipeline.ledger.lookup import ReadConnections
 from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.read_connections import ReadConnections
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.run_context import address_of

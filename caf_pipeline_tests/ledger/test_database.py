@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.engine import MOST_CONNECTIONS, LedgerEngine, driver_connection
-from caf_pipeline.ledger.read_connections import ReadConnections
+from caf_pipeline.ledger.lookup import ReadConnections
 from caf_pipeline.settings import Settings
 from caf_pipeline.wiring import open_ledger, open_lookup
 from caf_pipeline_tests.support.postgres import database_at, end_connections
@@ -155,9 +155,9 @@ def test_a_long_idle_connection_is_tested(database, postgres_url, connections, m
         pass
     end_connections(database, postgres_url)
     monkeypatch.setattr(
-        "caf_pipeline.ledger.read_connections._has_something_to_read", lambda connection: False
+        "caf_pipeline.ledger.lookup._has_something_to_read", lambda connection: False
     )
-    monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNTESTED_SECONDS", 0)
+    monkeypatch.setattr("caf_pipeline.ledger.lookup.UNTESTED_SECONDS", 0)
     with connections.connection() as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
 

@@ -22,7 +22,7 @@ from caf_pipeline.inventory.objects import (
     version_id_of,
 )
 from caf_pipeline.ledger.arrow import header_set_ids
-from caf_pipeline.ledger.copy import copy_location_batches
+from caf_pipeline.ledger.claims import copy_location_batches
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.query_files import query

@@ -29,10 +29,9 @@ from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipRea
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.lookup import Lookup
-from caf_pipeline.ledger.read_connections import PREPARED_FROM, ReadConnections
+from caf_pipeline.ledger.lookup import PREPARED_FROM, Lookup, ReadConnections
 from caf_pipeline.ledger.records import CopyCheck, plan_lease
-from caf_pipeline.ledger.removal import OF_A_CHUNK, OF_AN_ADDRESS
+from caf_pipeline.ledger.sources import OF_A_CHUNK, OF_AN_ADDRESS
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline.wiring import open_ledger
@@ -390,7 +389,7 @@ def test_a_server_restart_between_lookups_is_invisible():
 
 def test_a_look_up_is_one_round_trip(ledger, database_url, tmp_path, monkeypatch):
     archive(ledger, ["a", "b"])
-    monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNTESTED_SECONDS", math.inf)
+    monkeypatch.setattr("caf_pipeline.ledger.lookup.UNTESTED_SECONDS", math.inf)
     lookup = Lookup(Database(database_url))
     for _ in range(2):  # the second query of a connection detects a pooler
         lookup.sources()

@@ -14,8 +14,8 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, SourceUnreachable, StoreUnreachable
-from caf_pipeline.ledger.plans import Plans
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.sources import Plans
 from caf_pipeline.maintenance.doctor import findings
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.maintenance.rebuild import rebuild

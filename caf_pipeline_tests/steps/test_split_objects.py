@@ -19,7 +19,7 @@ from caf_pipeline.errors import CafError, IntegrityError, NotLocated
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger import plans as ledger_plans
+from caf_pipeline.ledger import sources as ledger_sources
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
@@ -243,7 +243,7 @@ MANY_HEADERS = ObjectHeaders(
 
 
 def test_parts_table_is_scanned_once_per_object(context, source, monkeypatch):
-    scans, register = [], ledger_plans.register_parts
+    scans, register = [], ledger_sources.register_parts
 
     def counted(connection, *arguments):
         statement = (
@@ -254,7 +254,7 @@ def test_parts_table_is_scanned_once_per_object(context, source, monkeypatch):
         register(connection, *arguments)
         scans.append(connection.exec_driver_sql(statement).scalar_one() - before)
 
-    monkeypatch.setattr(ledger_plans, "register_parts", counted)
+    monkeypatch.setattr(ledger_sources, "register_parts", counted)
     source.bodies["another"] = os.urandom(1_000_000)
     parts = [chunk for chunk in plan(context).chunks if chunk.part]
     assert scans[0] < len(parts)

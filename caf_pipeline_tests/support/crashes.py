@@ -26,9 +26,8 @@ from caf_pipeline.ledger.chunk_moves import ChunkMoves
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.leases import Leases
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.processes import is_alive, this_process
-from caf_pipeline.ledger.staging import Staging
+from caf_pipeline.ledger.runs import Staging, StrayRows
 from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind, UnknownPosts

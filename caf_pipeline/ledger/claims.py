@@ -1,11 +1,14 @@
-"""Bulk writes of claims, locations and skips, by COPY in the caller's transaction.
+"""Claims, locations and skips of objects, with their headers, log times and failed reads.
 
-Arrow batches are converted by column, without a Python object for each row. Memory is one batch, or
-psycopg's buffer. Source: COPY in the PostgreSQL 18 manual.
+Bulk writes are COPYs in the caller's transaction. Arrow batches are converted by column, without a
+Python object for each row. Memory is one batch, or psycopg's buffer. Source: COPY in the PostgreSQL
+18 manual.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import chain
 from typing import Any, Final
 
 import psycopg
@@ -21,32 +24,41 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
+    func,
     select,
+    update,
 )
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import ProgrammingError
 
 from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.errors import ClaimConflict, LedgerError
+from caf_pipeline.inventory.manifest import LogTimes, PartLocation
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, is_rewritten, version_id_of
 from caf_pipeline.ledger.arrow import (
     CLAIM,
+    HEADER_SET,
     LOCATION,
     SIGNATURE,
     TRAILER,
     as_rows,
+    batch_of_headers,
     claim_batches,
+    header_set_batches,
     location_batches,
 )
-from caf_pipeline.ledger.engine import driver_connection
+from caf_pipeline.ledger.engine import LedgerPart, driver_connection
 from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.records import Skip
+from caf_pipeline.ledger.records import ReadFailures, Skip
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CLAIMS,
     CURRENT_EXCEPTIONS,
+    LOG_TIMES,
     OBJECT_PARTS,
     PENDING_LOCATIONS,
+    READ_FAILURES,
+    SKIPPED_OBJECTS,
 )
 from caf_pipeline.ledger.views import CHUNKS, NEWER_CLAIMS, OBJECTS_IN_PARTS
 from caf_pipeline.system.pipeline_threads import prefetch_next
@@ -333,3 +345,153 @@ def release_claims(
     if copy_rows(connection, "releasing", _RELEASED, released):
         connection.exec_driver_sql(query("state_released"), {"caf_file_id": caf_file_id})
         connection.exec_driver_sql(query("end_released_claims"), {"caf_file_id": caf_file_id})
+
+
+# Skips of claimed objects stay until the chunk is located. If it skips them again, the earlier
+# skips count.
+_END_OLD_WAITING: Final = delete(SKIPPED_OBJECTS).where(
+    SKIPPED_OBJECTS.c.source_id == bindparam("source_id"),
+    SKIPPED_OBJECTS.c.reason == "waiting",
+    SKIPPED_OBJECTS.c.last_at < func.now(),
+    ~exists().where(same_object(CLAIMS, SKIPPED_OBJECTS)),
+)
+
+
+class Skips(LedgerPart):
+    """Writes skips that belong to no chunk."""
+
+    def record(self, source: str, skips: Iterable[Skip]) -> None:
+        """A skip of the same object is replaced."""
+        with self._of_source(source) as (connection, source_id):
+            record_skips(connection, source_id, None, skips)
+
+    def end(
+        self,
+        source: str,
+        skips: Sequence[tuple[str, str]],
+        *,
+        listed_at: datetime,
+        silent_from: datetime,
+    ) -> None:
+        """End skips of objects that a whole inventory did not list. Listed again, they are planned.
+
+        `skips` are recorded keys and object versions. Skips of objects modified from `silent_from`
+        on stay:
+        the inventory may lack them.
+        """
+        with self._of_source(source) as (connection, source_id):
+            values = {
+                "source_id": source_id,
+                "keys": [key for key, _ in skips],
+                "versions": [version for _, version in skips],
+                "listed_at": listed_at,
+                "silent_from": silent_from,
+            }
+            connection.exec_driver_sql(query("end_skips"), values)
+
+    def record_waiting(
+        self, source: str, skips: Iterable[Skip], until: datetime | None, *, whole: bool
+    ) -> None:
+        """Write objects that wait for the next plan, as skips of reason `waiting`.
+
+        The sensor takes them as new at `until`. If `whole`, no other object of the source waits.
+        """
+        with self._of_source(source) as (connection, source_id):
+            values = {"source_id": source_id}
+            if load_skips(connection, skips):
+                connection.exec_driver_sql(query("record_waiting"), {**values, "until": until})
+            if whole:
+                connection.execute(_END_OLD_WAITING, values)
+
+    def waiting_since(self, source: str, skips: Iterable[Skip]) -> datetime | None:
+        with self._of_source(source) as (connection, source_id):
+            load_skips(connection, skips)
+            since: datetime | None = connection.exec_driver_sql(
+                query("waiting_since"), {"source_id": source_id}
+            ).scalar_one()
+        return since
+
+
+_FAILURES_OF_CHUNK: Final = (
+    select(
+        READ_FAILURES.c.file_path,
+        READ_FAILURES.c.object_version,
+        READ_FAILURES.c.times,
+        READ_FAILURES.c.last_run,
+    )
+    .join_from(READ_FAILURES, CAF_FILES)
+    .where(CAF_FILES.c.name == bindparam("chunk"))
+)
+
+
+class FailedReads(LedgerPart):
+    """Counts the runs that failed on an object."""
+
+    def list(self, chunk: str) -> Mapping[tuple[str, str], ReadFailures]:
+        """By key and version."""
+        rows = self._rows(_FAILURES_OF_CHUNK, chunk=chunk)
+        return {
+            (row.file_path, row.object_version): ReadFailures(row.times, row.last_run)
+            for row in rows
+        }
+
+    def count(self, chunk: str, objects: Sequence[tuple[str, str]], run: str) -> None:
+        """Objects are (key, version). Each counts once for a run."""
+        keys, versions = [key for key, _ in objects], [version for _, version in objects]
+        values = {"chunk": chunk, "keys": keys, "versions": versions, "run": run}
+        self._execute(query("count_read_failures"), **values)
+
+
+Batches = Callable[[], Iterable[pa.RecordBatch]]
+"""Returns an iterator over all batches, from the first, at each call."""
+
+_CREATE_NAMING: Final = """
+    CREATE TEMPORARY TABLE naming (
+        header_set bytea, content_type text, content_encoding text, content_language text,
+        content_disposition text, cache_control text, expires text, user_metadata text
+    ) ON COMMIT DROP
+    """
+
+
+def record_header_sets(
+    connection: Connection, batches: Iterable[pa.RecordBatch], part: PartLocation | None = None
+) -> None:
+    """Insert the header sets of a chunk's objects and of its part. Existing sets stay.
+
+    `batches` have the columns of LOCATION_SCHEMA.
+    """
+    of_part = [batch_of_headers(part.headers)] if part is not None else []
+    connection.exec_driver_sql(_CREATE_NAMING)
+    if copy_batches(
+        connection, "naming", {}, HEADER_SET, header_set_batches(chain(of_part, batches))
+    ):
+        connection.exec_driver_sql(query("insert_header_sets"))
+
+
+_LOG_TIME: Final = {
+    "caf_file_id": "int8",
+    "start_byte": "int8",
+    "first_ms": "int8",
+    "last_ms": "int8",
+}
+_LOGS_CHUNK: Final = CAF_FILES.c.caf_file_id == bindparam("id")
+_HAS_TIMES: Final = update(CAF_FILES).where(_LOGS_CHUNK).values(has_log_times=True)
+_HAS_NO_TIMES: Final = (
+    update(CAF_FILES).where(_LOGS_CHUNK, CAF_FILES.c.has_log_times).values(has_log_times=False)
+)
+
+
+def record_log_times(
+    connection: Connection, caf_file_id: int, logs: Collection[LogTimes] | None
+) -> None:
+    """Write a chunk's log times. None: its packing did not look for logs."""
+    if logs is not None:
+        connection.execute(_HAS_TIMES, {"id": caf_file_id})
+    if logs:
+        copy_rows(connection, "log_times", _LOG_TIME, ((caf_file_id, *times) for times in logs))
+
+
+def forget_log_times(connection: Connection, caf_file_id: int) -> None:
+    """Delete the times of a chunk's logs."""
+    connection.execute(delete(LOG_TIMES).where(LOG_TIMES.c.caf_file_id == caf_file_id))
+    connection.execute(_HAS_NO_TIMES, {"id": caf_file_id})

@@ -1,0 +1,262 @@
+"""What runs share: staging folders, the operator's orders, and rows that a dead run left."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import bindparam, delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, MAY_BE_PENDING, ChunkState
+from caf_pipeline.errors import CafError, StagingError, UsageError
+from caf_pipeline.ledger.claims import KEY, end_claims, forget_pending
+from caf_pipeline.ledger.engine import LedgerPart
+from caf_pipeline.ledger.moves import guarded, require_state
+from caf_pipeline.ledger.query_files import query
+from caf_pipeline.ledger.records import ChunkRows, OperatorControls, Reservation, chunk_lease
+from caf_pipeline.ledger.tables import (
+    CAF_FILES,
+    CLAIMS,
+    FILE_LOCATIONS,
+    ORDERS,
+    PACKING_SECRETS,
+    PENDING_LOCATIONS,
+    STAGING_RESERVATIONS,
+    TRANSACTIONS,
+)
+from caf_pipeline.ledger.transactions import UNSETTLED
+from caf_pipeline.ledger.views import CHUNKS
+from caf_pipeline.store.protocol import Lease, SignedTransaction
+
+_OF_OTHERS: Final = (
+    select(func.coalesce(func.sum(STAGING_RESERVATIONS.c.size_bytes), 0))
+    .join_from(STAGING_RESERVATIONS, CAF_FILES)
+    .where(
+        STAGING_RESERVATIONS.c.folder == bindparam("folder"),
+        CAF_FILES.c.caf_file_id != bindparam("caf_file_id"),
+        CAF_FILES.c.state.in_(sorted(CLAIMING)),
+    )
+)
+_ALL: Final = (
+    select(
+        CHUNKS.c.name.label("chunk"),
+        CHUNKS.c.state,
+        STAGING_RESERVATIONS.c.folder,
+        STAGING_RESERVATIONS.c.size_bytes,
+    )
+    .join(CHUNKS, CHUNKS.c.caf_file_id == STAGING_RESERVATIONS.c.caf_file_id)
+    .order_by(CHUNKS.c.name)
+)
+_INSERT: Final = insert(STAGING_RESERVATIONS)
+_RESERVE: Final = _INSERT.on_conflict_do_update(
+    index_elements=[STAGING_RESERVATIONS.c.caf_file_id],
+    set_={"folder": _INSERT.excluded.folder, "size_bytes": _INSERT.excluded.size_bytes},
+)
+_RELEASE: Final = delete(STAGING_RESERVATIONS).where(
+    STAGING_RESERVATIONS.c.caf_file_id == CAF_FILES.c.caf_file_id,
+    CAF_FILES.c.name == bindparam("chunk"),
+)
+_NEW_SECRET: Final = insert(PACKING_SECRETS).on_conflict_do_nothing()
+_SECRET: Final = select(PACKING_SECRETS.c.secret).where(
+    PACKING_SECRETS.c.caf_file_id == bindparam("id")
+)
+
+SECRET_BYTES: Final = 32
+
+
+class Staging(LedgerPart):
+    """Reserves room in staging, and keeps the secrets of packings."""
+
+    def reserve(
+        self, lease: Lease, chunk: str, folder: str, size_bytes: int, limit_bytes: int
+    ) -> None:
+        """Reserve bytes for a chunk, replacing its earlier reservation.
+
+        Raises StagingError if all reservations would exceed `limit_bytes` (0: no limit).
+        """
+        with self._engine.begin() as connection:
+            # Two runs must not both take the last room. The lock ends with the transaction.
+            connection.exec_driver_sql(
+                "LOCK TABLE staging_reservations IN SHARE ROW EXCLUSIVE MODE"
+            )
+            caf_file_id = guarded(connection, lease, chunk)
+            others = connection.execute(
+                _OF_OTHERS, {"folder": folder, "caf_file_id": caf_file_id}
+            ).scalar_one()
+            if limit_bytes and others + size_bytes > limit_bytes:
+                raise StagingError(
+                    f"chunk {chunk} needs {size_bytes} bytes of {folder}, but other chunks hold "
+                    f"{others} of {limit_bytes}",
+                    hint="wait for other chunks to be archived, or raise packing.staging_limit",
+                )
+            connection.execute(
+                _RESERVE, {"caf_file_id": caf_file_id, "folder": folder, "size_bytes": size_bytes}
+            )
+
+    def release(self, chunk: str) -> None:
+        self._execute(_RELEASE, chunk=chunk)
+
+    def packing_secret(self, lease: Lease, chunk: str) -> bytes:
+        """Return the random secret of the chunk's packing, and make it first if there is none.
+
+        All runs get the same secret, until the seal deletes it.
+        """
+        with self._engine.begin() as connection:
+            states = (ChunkState.PACKING,)
+            caf_file_id = require_state(connection, lease, chunk, states, "packed")
+            made = {"caf_file_id": caf_file_id, "secret": secrets.token_bytes(SECRET_BYTES)}
+            connection.execute(_NEW_SECRET, made)
+            return bytes(connection.execute(_SECRET, {"id": caf_file_id}).scalar_one())
+
+    def list(self) -> Sequence[Reservation]:
+        return [
+            Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes)
+            for row in self._rows(_ALL)
+        ]
+
+
+_LEAST: Final = {"bandwidth": 0, "spend_cap": -1}
+
+_MOST: Final = 10**18 - 1  # limit of the table
+
+_SENDING: Final = [ChunkState.UPLOADING, ChunkState.DAMAGED]
+
+_UNVERIFIED: Final = "unverified"  # a restored backup without a hash
+
+_VALUE: Final = select(ORDERS.c.value).where(ORDERS.c.name == bindparam("name"))
+_ORDER: Final = insert(ORDERS)
+_GIVE: Final = _ORDER.on_conflict_do_update(
+    index_elements=[ORDERS.c.name], set_={"value": _ORDER.excluded.value, "ordered_at": func.now()}
+)
+
+
+class Controls(LedgerPart):
+    """Keeps the operator's orders: pause, bandwidth and spend cap.
+
+    Runs obey them within seconds. Safe in threads.
+    """
+
+    def current(self) -> OperatorControls:
+        (row,) = self._rows(query("operator_controls"), prefix=chunk_lease(""), states=_SENDING)
+        orders = row.orders
+        return OperatorControls(
+            paused=orders.get("paused", "") or orders.get(_UNVERIFIED, ""),
+            bandwidth=int(orders["bandwidth"]) if "bandwidth" in orders else None,
+            spend_cap=int(orders["spend_cap"]) if "spend_cap" in orders else None,
+            uploads=max(1, row.uploads),
+        )
+
+    def set(self, name: str, value: str | None) -> None:
+        """Set "paused" (to the reason), "bandwidth" or "spend_cap". None removes the order."""
+        if name != "paused" and name not in _LEAST:
+            raise UsageError(f"'{name}' is not an order", hint=f"set paused, {', '.join(_LEAST)}")
+        if value is None:
+            if name == "paused" and (unverified := self.unverified()):
+                raise CafError(
+                    f"the pause cannot end yet: {unverified}",
+                    hint="run 'caf doctor' for all sources: if it finds that the ledger fits the "
+                    "store, the pause may end. Otherwise restore another backup, or set an empty "
+                    "database and run 'caf rebuild'",
+                )
+            self._execute(delete(ORDERS).where(ORDERS.c.name == name))
+            return
+        if name == "paused":
+            if not value.strip():
+                raise UsageError("a pause needs a reason")
+        else:
+            try:
+                number = int(value)
+            except ValueError:
+                number = _LEAST[name] - 1
+            if not _LEAST[name] <= number <= _MOST:
+                raise UsageError(
+                    f"{name} cannot be '{value}'",
+                    hint=f"give a whole number from {_LEAST[name]} up",
+                )
+            value = str(number)
+        self._execute(_GIVE, name=name, value=value)
+
+    def unverified(self) -> str:
+        """Return why the restored ledger must be compared with the store first, or ""."""
+        return str(self._scalar(_VALUE, name=_UNVERIFIED) or "")
+
+    def accept(self) -> None:
+        """Record that the restored ledger fits the store. The pause goes on."""
+        self._execute(delete(ORDERS).where(ORDERS.c.name == _UNVERIFIED))
+
+
+# A load of locations holds the row from its move on. Ids are never reused, so a missing row stays
+# missing. The stored state suffices: a copy does not change whether a chunk claims or was located.
+_CHUNK_STATE: Final = (
+    select(CAF_FILES.c.state)
+    .where(CAF_FILES.c.caf_file_id == bindparam("id"))
+    .with_for_update(key_share=True)
+)
+_CLAIM: Final = ("caf_file_id", "last_modified", *KEY)
+_CLAIM_SEALED: Final = (
+    insert(CLAIMS)
+    .from_select(
+        _CLAIM,
+        select(*(PENDING_LOCATIONS.c[name] for name in _CLAIM)).where(
+            PENDING_LOCATIONS.c.caf_file_id == bindparam("id")
+        ),
+    )
+    .on_conflict_do_nothing()
+)
+_ARE_CLAIMED: Final = select(
+    select(func.count()).where(CLAIMS.c.caf_file_id == bindparam("id")).scalar_subquery()
+    == select(CAF_FILES.c.member_count)
+    .where(CAF_FILES.c.caf_file_id == bindparam("id"))
+    .scalar_subquery()
+)
+
+
+class StrayRows(LedgerPart):
+    """Finds and removes rows that no run needs. Safe at any time, and concurrently."""
+
+    def unsettled(self) -> Sequence[SignedTransaction]:
+        return [
+            SignedTransaction(**row._asdict())
+            for row in self._rows(
+                UNSETTLED.order_by(TRANSACTIONS.c.account, TRANSACTIONS.c.sequence)
+            )
+        ]
+
+    def by_chunk(self, source: str) -> Sequence[ChunkRows]:
+        """Count a source's rows and claims by chunk, at one moment.
+
+        Includes chunks without rows. An object in parts has one claim, which counts for each of its
+        chunks. Reads each table once.
+        """
+        rows = self._rows(query("rows_by_chunk"), source=source, claiming=sorted(CLAIMING))
+        return [
+            ChunkRows(**{**row._asdict(), "state": row.state and ChunkState(row.state)})
+            for row in rows
+        ]
+
+    def claim_again(self, caf_file_id: int) -> bool:
+        """Claim the objects of a sealed chunk; return whether all of them are claimed now.
+
+        Objects that another chunk claims stay with that chunk.
+        """
+        with self._engine.begin() as connection:
+            connection.execute(_CLAIM_SEALED, {"id": caf_file_id})
+            return bool(connection.execute(_ARE_CLAIMED, {"id": caf_file_id}).scalar_one())
+
+    def drop(self, caf_file_id: int) -> int:
+        """Remove rows without a chunk or against its state; return their number.
+
+        Locations that it has or had stay.
+        """
+        dropped = 0
+        with self._engine.begin() as connection:
+            state = connection.execute(_CHUNK_STATE, {"id": caf_file_id}).scalar_one_or_none()
+            if state not in CLAIMING:
+                dropped += end_claims(connection, caf_file_id)
+            if state not in EVER_LOCATED:
+                dropped += connection.execute(
+                    delete(FILE_LOCATIONS).where(FILE_LOCATIONS.c.caf_file_id == caf_file_id)
+                ).rowcount
+            if state not in MAY_BE_PENDING:
+                dropped += forget_pending(connection, caf_file_id)
+        return dropped
