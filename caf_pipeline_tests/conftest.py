@@ -43,6 +43,7 @@ pytest_plugins = [
     "caf_pipeline_tests.support.postgres",
     "caf_pipeline_tests.support.disks",
     "caf_pipeline_tests.support.jackal_network",
+    "caf_pipeline_tests.support.jackal_contexts",
     "caf_pipeline_tests.faults.recording",
     "caf_pipeline_tests.support.age_tool",
     "caf_pipeline_tests.faults.fixtures",

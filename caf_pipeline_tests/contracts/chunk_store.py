@@ -6,6 +6,7 @@ A test class of an implementation inherits it and defines the fixture `store`. I
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreError,
 )
-from caf_pipeline.store.protocol import ChunkToStore, PostRecord
+from caf_pipeline.store.protocol import ChunkToStore, PostRecord, Sample
 from caf_pipeline_tests.support.memory_log import MemoryLog
 
 
@@ -206,3 +207,12 @@ def corrupt(path: Path, at: int = 0) -> None:
         byte = file.read(1)
         file.seek(at)
         file.write(bytes([byte[0] ^ 1]))
+
+
+def place_between(samples: Iterable[Sample]) -> int:
+    """Return the first place of a chunk that is in none of its samples."""
+    place = 0
+    for sample in sorted(samples, key=lambda sample: sample.offset):
+        if sample.offset <= place:
+            place = max(place, sample.offset + sample.length)
+    return place

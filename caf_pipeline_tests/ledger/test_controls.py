@@ -8,14 +8,14 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StagingError, UsageError
 from caf_pipeline.ledger.records import OperatorControls, Reservation
-from caf_pipeline_tests.support.ledger_rows import bring_to, end, holder, register
+from caf_pipeline_tests.support.ledger_rows import bring_to, end, held, holder, register
 
 
 def test_reservations_of_all_chunks_together_stay_under_the_limit(ledger):
     one, other = register(ledger, ["a"], ["b"])
     with (
-        ledger.leases.hold(f"chunk/{one}", holder()) as first,
-        ledger.leases.hold(f"chunk/{other}", holder()) as second,
+        held(ledger, one) as first,
+        held(ledger, other) as second,
     ):
         ledger.staging.reserve(first, one, "/s", 60, 100)
         ledger.staging.reserve(first, one, "/s", 70, 100)
@@ -29,10 +29,10 @@ def test_reservations_of_all_chunks_together_stay_under_the_limit(ledger):
 
 def test_a_chunk_that_is_done_holds_no_staging(ledger):
     one, other = register(ledger, ["a"], ["b"])
-    with ledger.leases.hold(f"chunk/{one}", holder()) as lease:
+    with held(ledger, one) as lease:
         ledger.staging.reserve(lease, one, "/s", 100, 100)
     end(ledger, one, ChunkState.WITHDRAWN)
-    with ledger.leases.hold(f"chunk/{other}", holder()) as lease:
+    with held(ledger, other) as lease:
         ledger.staging.reserve(lease, other, "/s", 100, 100)
 
 
@@ -95,15 +95,15 @@ def test_only_chunks_that_a_live_run_uploads_share_the_bandwidth(ledger):
     for name in names[:3]:
         bring_to(ledger, name, ChunkState.UPLOADING)
     assert ledger.controls.current().uploads == 1
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         for name in (*names[1:3], names[3]):
-            held.enter_context(ledger.leases.hold(f"chunk/{name}", holder()))
+            stack.enter_context(held(ledger, name))
         assert ledger.controls.current().uploads == 2
 
 
 def test_reservations_are_listed_with_their_chunks_state(ledger):
     (chunk,) = register(ledger, ["a"])
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.staging.reserve(lease, chunk, "/staging", 1000, 0)
     assert ledger.staging.list() == [Reservation(chunk, ChunkState.PLANNED, "/staging", 1000)]
     ledger.staging.release(chunk)

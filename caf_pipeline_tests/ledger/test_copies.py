@@ -15,7 +15,9 @@ from caf_pipeline_tests.support.ledger_rows import (
     archive,
     batches,
     bring_to,
+    chunk_in,
     end,
+    held,
     holder,
     location,
     register,
@@ -129,8 +131,7 @@ def test_a_copy_is_named_by_the_kind_of_the_store(ledger, database):
 
 
 def test_a_chunk_is_posted_in_the_configured_store(ledger, database):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, S.SEALED)
+    chunk = chunk_in(ledger, S.SEALED)
     other = Ledger(database, store="directory", lease_seconds=1.0)
     end(other, chunk, S.POSTING)
     assert [row[:3] for row in copies(database)] == [(chunk, "directory", "posting")]
@@ -140,27 +141,22 @@ def test_damaged_chunk_is_not_posted_again_in_another_store(ledger, database):
     chunk = archive(ledger, ["a"])
     end(ledger, chunk, S.DAMAGED)
     other = Ledger(database, store="directory", lease_seconds=1.0)
-    with (
-        other.leases.hold(f"chunk/{chunk}", holder()) as lease,
-        pytest.raises(IllegalMove, match="directory"),
-    ):
+    with held(other, chunk) as lease, pytest.raises(IllegalMove, match="directory"):
         other.moves.record_repost(lease, chunk, replace(POSTING, start=99))
     assert ledger.chunks.get(chunk).start == POSTING.start
 
 
 def test_packing_again_removes_the_copy_until_the_seal(ledger, database):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, S.SEALED)
+    chunk = chunk_in(ledger, S.SEALED)
     end(ledger, chunk, S.PACKING)
     assert (ledger.chunks.get(chunk).was_sealed, copies(database)) == (False, [])
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         seal(ledger, lease, chunk, facts=replace(seal_facts(1), merkle_root=b"\7" * 32))
     assert ledger.chunks.get(chunk).merkle_root == b"\7" * 32
 
 
 def test_a_withdrawn_chunk_keeps_the_counts_of_its_seal(ledger, database):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, S.SEALED)
+    chunk = chunk_in(ledger, S.SEALED)
     end(ledger, chunk, S.WITHDRAWN)
     assert copies(database) == []
     assert (ledger.chunks.get(chunk).was_sealed, ledger.chunks.get(chunk).member_count) == (True, 1)
@@ -195,8 +191,7 @@ def test_a_parked_chunk_keeps_its_copy(ledger, state, back):
 
 
 def test_a_parked_verified_chunk_cannot_be_given_up(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, S.VERIFIED)
+    chunk = chunk_in(ledger, S.VERIFIED)
     end(ledger, chunk, S.PARKED)
     for after in (S.WITHDRAWN, S.ABANDONED, S.LOCATED):
         with pytest.raises(IllegalMove):
@@ -205,7 +200,7 @@ def test_a_parked_verified_chunk_cannot_be_given_up(ledger):
 
 def test_a_withdrawn_damaged_chunk_keeps_place_and_reason(ledger, database):
     chunk = archive(ledger, ["a"])
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.moves.move(lease, chunk, S.LOCATED, S.DAMAGED, reason="wrong bytes")
         ledger.moves.move(lease, chunk, S.DAMAGED, S.WITHDRAWN, reason="beyond repair")
     assert copies(database) == [(chunk, "jackal", "retired", "wrong bytes", 42)]
@@ -215,8 +210,7 @@ def test_a_withdrawn_damaged_chunk_keeps_place_and_reason(ledger, database):
 
 
 def test_an_abandoned_chunk_keeps_its_post(ledger, database):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, S.UPLOADING)
+    chunk = chunk_in(ledger, S.UPLOADING)
     end(ledger, chunk, S.ABANDONED)
     assert copies(database) == [(chunk, "jackal", "retired", "", 42)]
     assert ledger.transactions(holder()).unknown_roots([ROOT], signed=True) == []
@@ -238,13 +232,12 @@ def test_a_rebuilt_chunk_is_located_and_has_its_copy(ledger, database, fault):
     [(S.SEALED, True), (S.POSTING, True), (S.POSTED, False), (S.VERIFIED, False)],
 )
 def test_a_stored_file_replaces_only_an_unposted_chunk(ledger, database, state, is_replaced):
-    (name,) = register(ledger, ["a"])
-    bring_to(ledger, name, state)
+    name = chunk_in(ledger, state)
     end(ledger, name, S.PARKED)
     before = copies(database)
     stored = replace(restored(7, ["a"]), name=name, plan=ledger.chunks.get(name).plan)
     rows = list(batches([location("a")]))
-    with ledger.leases.hold(f"chunk/{name}", holder()) as lease:
+    with held(ledger, name) as lease:
         if is_replaced:
             assert (
                 ledger.rebuilds.restore_chunk(

@@ -18,7 +18,7 @@ from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
 from caf_pipeline.ledger.records import Holder
-from caf_pipeline_tests.support.ledger_rows import bring_to, holder, pending, register, seal
+from caf_pipeline_tests.support.ledger_rows import bring_to, held, holder, pending, register, seal
 
 SHORT = 1.5
 NEVER = 3600.0  # a test that waits for this lease to expire would not end
@@ -131,7 +131,7 @@ def test_a_live_run_on_another_machine_is_seen_renewing(database, database_url, 
     ledger = Ledger(database, lease_seconds=SHORT)
     with child(database_url, chunk, seconds=SHORT, boot="another machine"):
         with pytest.raises(HeldByOther) as refused:
-            ledger.leases.hold(f"chunk/{chunk}", holder()).__enter__()
+            held(ledger, chunk).__enter__()
         assert refused.value.holder == "run-child"
 
 
@@ -149,7 +149,7 @@ def test_a_run_paused_beyond_its_lease_moves_nothing(database, database_url, chu
     ledger = Ledger(database, lease_seconds=SHORT)
     with child(database_url, chunk, seconds=SHORT, boot=boot, what="move") as process:
         process.send_signal(signal.SIGSTOP)
-        with ledger.leases.hold(f"chunk/{chunk}", holder("run-2")):
+        with held(ledger, chunk, "run-2"):
             process.send_signal(signal.SIGCONT)
             tell(process)
             assert [process.stdout.readline() for _ in range(2)] == ["lost\n", "lost\n"]
@@ -275,7 +275,7 @@ def test_each_holding_has_a_greater_epoch(ledger):
     (chunk,) = register(ledger, ["a"])
     epochs = []
     for run in ("r1", "r2", "r3"):
-        with ledger.leases.hold(f"chunk/{chunk}", holder(run)) as lease:
+        with held(ledger, chunk, run) as lease:
             lease.check()
             epochs.append((lease.epoch, ledger.chunks.get(chunk).epoch))
     assert all(of_lease == of_chunk for of_lease, of_chunk in epochs)

@@ -20,8 +20,9 @@ from caf_pipeline_tests.support.ledger_rows import (
     archive,
     batches,
     bring_to,
+    chunk_in,
     end,
-    holder,
+    held,
     located,
     location,
     pending,
@@ -35,7 +36,7 @@ from caf_pipeline_tests.support.ledger_rows import (
 
 def test_a_parked_chunk_keeps_its_claims_and_its_reason(ledger):
     (chunk,) = register(ledger, ["a"])
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.moves.move(
             lease, chunk, ChunkState.PLANNED, ChunkState.PARKED, reason="no more money"
         )
@@ -46,7 +47,7 @@ def test_a_parked_chunk_keeps_its_claims_and_its_reason(ledger):
 
 def test_damage_reason_stays_until_the_chunk_is_repaired(ledger):
     chunk = archive(ledger, ["a"])
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.moves.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED, reason="one copy")
         assert ledger.chunks.get(chunk).reason == "one copy"
         ledger.moves.move(lease, chunk, ChunkState.DAMAGED, ChunkState.LOCATED)
@@ -65,34 +66,25 @@ def test_packing_counts_attempts(ledger):
 
 
 def test_move_from_another_state_names_that_state(ledger):
-    (chunk,) = register(ledger, ["a"])
-    end(ledger, chunk, ChunkState.PACKING)
-    with (
-        ledger.leases.hold(f"chunk/{chunk}", holder()) as lease,
-        pytest.raises(IllegalMove, match="it is 'packing'"),
-    ):
+    chunk = chunk_in(ledger, ChunkState.PACKING)
+    with held(ledger, chunk) as lease, pytest.raises(IllegalMove, match="it is 'packing'"):
         ledger.moves.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
 
 
 def test_no_bare_move_makes_a_chunk_located(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
-    with (
-        ledger.leases.hold(f"chunk/{chunk}", holder()) as lease,
-        pytest.raises(IllegalMove, match="load_locations"),
-    ):
+    chunk = chunk_in(ledger, ChunkState.VERIFIED)
+    with held(ledger, chunk) as lease, pytest.raises(IllegalMove, match="load_locations"):
         ledger.moves.move(lease, chunk, ChunkState.VERIFIED, ChunkState.LOCATED)
 
 
 def test_the_lease_of_another_chunk_moves_nothing(ledger):
     one, two = register(ledger, ["a"], ["b"])
-    with ledger.leases.hold(f"chunk/{one}", holder()) as lease, pytest.raises(LeaseLost):
+    with held(ledger, one) as lease, pytest.raises(LeaseLost):
         ledger.moves.move(lease, two, ChunkState.PLANNED, ChunkState.PACKING)
 
 
 def test_a_seal_keeps_its_facts(ledger):
-    (chunk,) = register(ledger, ["a", "b"])
-    bring_to(ledger, chunk, ChunkState.SEALED)
+    chunk = chunk_in(ledger, ChunkState.SEALED, ["a", "b"])
     row = ledger.chunks.get(chunk)
     assert (row.state, row.merkle_root, row.proof_type, row.caf_size_bytes) == (
         ChunkState.SEALED,
@@ -104,9 +96,8 @@ def test_a_seal_keeps_its_facts(ledger):
 
 
 def test_a_seal_ends_the_claims_of_skipped_and_released_objects(ledger, tmp_path):
-    (chunk,) = register(ledger, ["a", "b", "c"])
-    end(ledger, chunk, ChunkState.PACKING)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    chunk = chunk_in(ledger, ChunkState.PACKING, ["a", "b", "c"])
+    with held(ledger, chunk) as lease:
         seal(ledger, lease, chunk, [skip("b")], [("c", VERSION)])
     assert standing(ledger, tmp_path / "s") == {
         ("a", "claimed", None, False),
@@ -116,30 +107,24 @@ def test_a_seal_ends_the_claims_of_skipped_and_released_objects(ledger, tmp_path
 
 
 def test_a_chunk_without_members_is_empty_and_claims_nothing(ledger):
-    (chunk,) = register(ledger, ["a", "b"])
-    end(ledger, chunk, ChunkState.PACKING)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    chunk = chunk_in(ledger, ChunkState.PACKING, ["a", "b"])
+    with held(ledger, chunk) as lease:
         seal(ledger, lease, chunk, [skip("a"), skip("b")])
     assert ledger.chunks.get(chunk).state is ChunkState.EMPTY
     register(ledger, ["a", "b"])
 
 
 def test_a_seal_must_account_for_every_claim(ledger):
-    (chunk,) = register(ledger, ["a", "b", "c"])
-    end(ledger, chunk, ChunkState.PACKING)
-    with (
-        ledger.leases.hold(f"chunk/{chunk}", holder()) as lease,
-        pytest.raises(LedgerError, match="claims 2"),
-    ):
+    chunk = chunk_in(ledger, ChunkState.PACKING, ["a", "b", "c"])
+    with held(ledger, chunk) as lease, pytest.raises(LedgerError, match="claims 2"):
         seal(ledger, lease, chunk, [skip("b")], rows=[location("a")])
     assert ledger.chunks.get(chunk).state is ChunkState.PACKING
     assert ledger.chunks.account(SOURCE).skipped == {}
 
 
 def test_a_chunk_packed_again_may_archive_what_it_skipped_before(ledger):
-    (chunk,) = register(ledger, ["a", "b"])
-    end(ledger, chunk, ChunkState.PACKING)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    chunk = chunk_in(ledger, ChunkState.PACKING, ["a", "b"])
+    with held(ledger, chunk) as lease:
         seal(ledger, lease, chunk, [skip("b")])
         ledger.moves.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
         seal(ledger, lease, chunk)
@@ -147,9 +132,8 @@ def test_a_chunk_packed_again_may_archive_what_it_skipped_before(ledger):
 
 
 def test_a_chunk_packed_again_cannot_archive_what_another_chunk_took(ledger):
-    (chunk,) = register(ledger, ["a", "b"])
-    end(ledger, chunk, ChunkState.PACKING)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    chunk = chunk_in(ledger, ChunkState.PACKING, ["a", "b"])
+    with held(ledger, chunk) as lease:
         seal(ledger, lease, chunk, [skip("b")])
         register(ledger, ["b"])
         ledger.moves.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
@@ -158,41 +142,34 @@ def test_a_chunk_packed_again_cannot_archive_what_another_chunk_took(ledger):
 
 
 def test_a_posting_of_other_bytes_is_refused(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.POSTING)
+    chunk = chunk_in(ledger, ChunkState.POSTING)
     other = PostRecord(b"\xff" * 32, "jkl1owner", 42, 1000)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(IntegrityError):
+    with held(ledger, chunk) as lease, pytest.raises(IntegrityError):
         ledger.moves.record_posting(lease, chunk, other)
     assert ledger.chunks.get(chunk).state is ChunkState.POSTING
 
 
 def test_a_posted_chunk_knows_its_place(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.POSTED)
+    chunk = chunk_in(ledger, ChunkState.POSTED)
     assert (ledger.chunks.get(chunk).owner, ledger.chunks.get(chunk).start) == ("jkl1owner", 42)
 
 
 def test_a_seal_with_too_few_rows_writes_nothing(ledger):
-    (chunk,) = register(ledger, ["a", "b"])
-    end(ledger, chunk, ChunkState.PACKING)
-    with (
-        ledger.leases.hold(f"chunk/{chunk}", holder()) as lease,
-        pytest.raises(LedgerError, match="2 members"),
-    ):
+    chunk = chunk_in(ledger, ChunkState.PACKING, ["a", "b"])
+    with held(ledger, chunk) as lease, pytest.raises(LedgerError, match="2 members"):
         seal(ledger, lease, chunk, rows=[location("a")], facts=seal_facts(2))
     assert ledger.chunks.get(chunk).state is ChunkState.PACKING
     assert pending(ledger, chunk) == 0
 
 
 def test_an_interrupted_seal_writes_nothing_and_can_be_repeated(ledger):
-    (chunk,) = register(ledger, ["a", "b"])
-    end(ledger, chunk, ChunkState.PACKING)
+    chunk = chunk_in(ledger, ChunkState.PACKING, ["a", "b"])
 
     def broken():
         yield from batches([location("a")])
         raise ConnectionError("the cable")
 
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         with pytest.raises(ConnectionError):
             ledger.moves.seal(lease, chunk, seal_facts(2), [], [], rows=broken)
         assert pending(ledger, chunk) == 0
@@ -201,15 +178,14 @@ def test_an_interrupted_seal_writes_nothing_and_can_be_repeated(ledger):
 
 
 def test_no_look_up_finds_sealed_rows_before_they_are_located(ledger, tmp_path):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    chunk = chunk_in(ledger, ChunkState.VERIFIED)
     assert pending(ledger, chunk) == 1
     assert ledger.lookup.locate(SOURCE, "a") is None
     assert (
         ledger.content.located_versions(SOURCE, ["a"]),
         located(ledger, tmp_path / "located.parquet"),
     ) == ([], [])
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         assert ledger.moves.load_locations(lease, chunk) == 1
     assert pending(ledger, chunk) == 0
     assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
@@ -229,7 +205,7 @@ def test_pending_rows_go_when_a_chunk_goes_back(ledger, states):
     chunk, other = register(ledger, ["log"], ["another"])
     bring_to(ledger, other, ChunkState.SEALED)
     end(ledger, chunk, ChunkState.PACKING)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.moves.seal(
             lease,
             chunk,
@@ -246,7 +222,6 @@ def test_pending_rows_go_when_a_chunk_goes_back(ledger, states):
 
 
 def test_a_parked_chunk_keeps_its_pending_rows(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.UPLOADING)
+    chunk = chunk_in(ledger, ChunkState.UPLOADING)
     end(ledger, chunk, ChunkState.PARKED)
     assert pending(ledger, chunk) == 1

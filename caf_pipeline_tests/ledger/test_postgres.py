@@ -43,10 +43,11 @@ from caf_pipeline_tests.support.ledger_rows import (
     VERSION,
     archive,
     batches,
-    bring_to,
+    chunk_in,
     claimed,
     claims,
     end,
+    held,
     holder,
     location,
     look,
@@ -92,8 +93,7 @@ def test_a_removal_knows_every_table_with_rows_of_a_source(database, ledger):
 
 
 def test_a_source_with_a_post_that_may_be_included_stays(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.POSTING)
+    chunk = chunk_in(ledger, ChunkState.POSTING)
     log = ledger.transactions(holder())
     ask(log, chunk)
     end(ledger, chunk, ChunkState.PARKED)
@@ -145,7 +145,7 @@ def test_concurrent_runs_cannot_both_take_the_last_room(ledger):
     names = register(ledger, *[[f"k{n}"] for n in range(4)])
 
     def reserve(name):
-        with ledger.leases.hold(f"chunk/{name}", holder(name)) as lease:
+        with held(ledger, name, name) as lease:
             try:
                 ledger.staging.reserve(lease, name, "/s", 60, 100)
             except StagingError:
@@ -158,9 +158,8 @@ def test_concurrent_runs_cannot_both_take_the_last_room(ledger):
 
 def test_an_object_located_twice_is_refused(ledger):
     kept = archive(ledger, ["a"])
-    (chunk,) = register(ledger, ["b"])
-    bring_to(ledger, chunk, ChunkState.PACKING)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    chunk = chunk_in(ledger, ChunkState.PACKING, ["b"])
+    with held(ledger, chunk) as lease:
         seal(ledger, lease, chunk, rows=[location("a")])
         bring_on(ledger, lease, chunk)
         with pytest.raises(LedgerError, match="0 objects"):
@@ -183,19 +182,17 @@ def bring_on(ledger, lease, chunk):
     ids=["too few", "too many"],
 )
 def test_locating_writes_exactly_the_members_or_nothing(ledger, database_url, change):
-    (chunk,) = register(ledger, ["a", "b"])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    chunk = chunk_in(ledger, ChunkState.VERIFIED, ["a", "b"])
     with psycopg.connect(database_url) as connection:
         connection.execute(change)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError):
+    with held(ledger, chunk) as lease, pytest.raises(LedgerError):
         ledger.moves.load_locations(lease, chunk)
     assert ledger.chunks.get(chunk).state is ChunkState.VERIFIED
     assert ledger.lookup.locate(SOURCE, "b") is None
 
 
 def test_locations_are_one_insert(ledger, database_url):
-    (chunk,) = register(ledger, ["b", "a"])
-    bring_to(ledger, chunk, ChunkState.LOCATED)
+    chunk_in(ledger, ChunkState.LOCATED, ["b", "a"])
     with psycopg.connect(database_url) as connection:
         rows = connection.execute(
             "SELECT file_path, xmin FROM file_locations ORDER BY ctid"
@@ -222,7 +219,7 @@ def test_concurrent_seals_of_the_same_header_sets_succeed(ledger, database_url):
             for row, headers in zip(claimed(ledger, name), orders[name], strict=True)
             for batch in batches([row], headers)
         ]
-        with ledger.leases.hold(f"chunk/{name}", holder(name)) as lease:
+        with held(ledger, name, name) as lease:
             ledger.moves.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
             ledger.moves.seal(lease, name, seal_facts(3), [], [], rows=lambda: rows_of_chunk)
 
@@ -241,11 +238,10 @@ def test_concurrent_seals_of_the_same_header_sets_succeed(ledger, database_url):
 
 
 def test_a_seal_can_be_repeated_after_a_deadlock(ledger, database_url):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.PACKING)
+    chunk = chunk_in(ledger, ChunkState.PACKING)
     with psycopg.connect(database_url) as connection:
         connection.execute(DEADLOCK)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         with pytest.raises(LedgerUnreachable) as deadlock:
             seal(ledger, lease, chunk, headers=ObjectHeaders("text/plain"))
         assert not deadlock.value.permanent
@@ -255,8 +251,7 @@ def test_a_seal_can_be_repeated_after_a_deadlock(ledger, database_url):
 
 
 def test_stray_pending_rows_are_counted_and_dropped(ledger, database_url):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.SEALED)
+    chunk = chunk_in(ledger, ChunkState.SEALED)
     with psycopg.connect(database_url) as connection:
         set_state(connection, "packing")
         (caf_file_id,) = connection.execute("SELECT caf_file_id FROM caf_files").fetchone()
@@ -266,8 +261,7 @@ def test_stray_pending_rows_are_counted_and_dropped(ledger, database_url):
 
 
 def test_a_removed_source_leaves_no_pending_rows(ledger, database_url):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.SEALED)
+    chunk_in(ledger, ChunkState.SEALED)
     remove(ledger)
     with psycopg.connect(database_url) as connection:
         assert connection.execute("SELECT count(*) FROM pending_locations").fetchone() == (0,)
@@ -315,9 +309,8 @@ def test_any_keys_survive_claim_location_and_export(ledger, tmp_path, keys):
 
 
 def test_a_key_with_a_nul_writes_nothing(ledger):
-    (chunk,) = register(ledger, ["a", "b"])
-    bring_to(ledger, chunk, ChunkState.PACKING)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError):
+    chunk = chunk_in(ledger, ChunkState.PACKING, ["a", "b"])
+    with held(ledger, chunk) as lease, pytest.raises(LedgerError):
         seal(ledger, lease, chunk, rows=[location("a"), location("b\0")])
     assert (ledger.chunks.get(chunk).state, pending(ledger, chunk)) == (ChunkState.PACKING, 0)
 
@@ -329,8 +322,7 @@ def test_an_export_that_cannot_be_written_is_a_staging_error(ledger, tmp_path):
 
 
 def test_a_lost_connection_is_transient_and_writes_nothing(ledger, postgres_url, database_url):
-    (chunk,) = register(ledger, ["a", "b"])
-    bring_to(ledger, chunk, ChunkState.PACKING)
+    chunk = chunk_in(ledger, ChunkState.PACKING, ["a", "b"])
     name = database_url.rpartition("/")[2].partition("?")[0]
 
     def rows():
@@ -341,7 +333,7 @@ def test_a_lost_connection_is_transient_and_writes_nothing(ledger, postgres_url,
             )
         yield from batches([location("b")])
 
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         with pytest.raises(LedgerUnreachable) as broken:
             ledger.moves.seal(lease, chunk, seal_facts(2), [], [], rows=rows)
         assert not broken.value.permanent
@@ -496,8 +488,7 @@ def test_the_whole_flow_works_behind_a_pooler(pooled_ledger, tmp_path):
 
 
 def test_transactions_orders_and_looks_work_behind_a_pooler(pooled_ledger):
-    (chunk,) = register(pooled_ledger, ["a"])
-    bring_to(pooled_ledger, chunk, ChunkState.POSTING)
+    chunk = chunk_in(pooled_ledger, ChunkState.POSTING)
     log = pooled_ledger.transactions(holder())
     ask(log, chunk)
     settle(log, commit(log, signed(1), chunk), "included", 7)
@@ -514,7 +505,7 @@ def test_many_threads_share_the_poolers_two_connections(pooled_ledger):
 
     def pack(name):
         number = names.index(name)
-        with pooled_ledger.leases.hold(f"chunk/{name}", holder(name)) as lease:
+        with held(pooled_ledger, name, name) as lease:
             pooled_ledger.moves.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
             seal(pooled_ledger, lease, name, [skip(f"s{number}")])
 

@@ -14,8 +14,9 @@ from caf_pipeline_tests.support.ledger_rows import (
     SOURCE,
     archive,
     bring_to,
+    chunk_in,
     end,
-    holder,
+    held,
     location,
     look,
     read_back,
@@ -36,7 +37,7 @@ def test_the_copies_that_verified_a_chunk_are_known(ledger):
     (chunk,) = register(ledger, ["a"])
     assert ledger.replicas.list(chunk) == []
     bring_to(ledger, chunk, ChunkState.UPLOADING)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.replicas.record_verified(
             lease, chunk, [Copy("p2", "proof 2", 9), Copy("p1", "proof 1")]
         )
@@ -45,10 +46,9 @@ def test_the_copies_that_verified_a_chunk_are_known(ledger):
 
 
 def test_copies_of_a_repeated_upload_replace_the_first(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    chunk = chunk_in(ledger, ChunkState.VERIFIED)
     end(ledger, chunk, ChunkState.UPLOADING)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.replicas.record_verified(lease, chunk, [Copy("another", "proof", 9)])
     assert seen(ledger, chunk) == [("another", True, 9, 0, ""), ("provider", False, None, 0, "")]
 
@@ -123,7 +123,7 @@ def test_only_a_chunk_without_post_gets_another_root(ledger):
     other = [Sample(0, 3, b"\1" * 32)]
     for chunk, state in zip(unposted, (ChunkState.SEALED, ChunkState.POSTING), strict=True):
         bring_to(ledger, chunk, state)
-        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+        with held(ledger, chunk) as lease:
             ledger.moves.record_root(lease, chunk, b"\2" * 64, 0, other)
         row = ledger.chunks.get(chunk)
         assert (row.merkle_root, row.proof_type, list(row.samples), row.state) == (
@@ -132,10 +132,7 @@ def test_only_a_chunk_without_post_gets_another_root(ledger):
             other,
             state,
         )
-    with (
-        ledger.leases.hold(f"chunk/{posted}", holder()) as lease,
-        pytest.raises(IllegalMove, match="'posted'"),
-    ):
+    with held(ledger, posted) as lease, pytest.raises(IllegalMove, match="'posted'"):
         ledger.moves.record_root(lease, posted, b"\2" * 64, 0, other)
     assert ledger.chunks.get(posted).merkle_root == ROOT
 
@@ -152,8 +149,7 @@ def test_a_copy_missing_from_a_check_is_unlisted(ledger):
 
 
 def test_only_a_located_or_damaged_chunk_is_checked(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    chunk = chunk_in(ledger, ChunkState.VERIFIED)
     with pytest.raises(IllegalMove, match="'verified'"):
         look(ledger, chunk)
     assert ledger.replicas.list(chunk)[0].listed
@@ -161,9 +157,9 @@ def test_only_a_located_or_damaged_chunk_is_checked(ledger):
 
 def test_a_check_without_the_lease_writes_nothing(ledger):
     chunk = archive(ledger, ["a"])
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as old:
+    with held(ledger, chunk) as old:
         pass
-    with ledger.leases.hold(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+    with held(ledger, chunk, "run-2"), pytest.raises(LeaseLost):
         ledger.replicas.record_checks(old, chunk, [])
     assert ledger.replicas.list(chunk)[0].listed
     assert ledger.chunks.get(chunk).checked_at is None
@@ -210,7 +206,7 @@ def test_a_reposted_chunk_is_read_from_its_new_place(ledger):
     chunk = archive(ledger, ["a"])
     end(ledger, chunk, ChunkState.DAMAGED)
     again = replace(POSTING, start=99)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.moves.record_repost(lease, chunk, again)
     assert ledger.lookup.locate(SOURCE, "a").posting == again
     assert [copy.listed for copy in ledger.replicas.list(chunk)] == [False]
@@ -218,7 +214,7 @@ def test_a_reposted_chunk_is_read_from_its_new_place(ledger):
 
 def test_other_bytes_do_not_repair_a_chunk(ledger):
     chunk = archive(ledger, ["a"])
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         with pytest.raises(IllegalMove, match="'located'"):
             ledger.moves.record_repost(lease, chunk, POSTING)
         ledger.moves.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED)
@@ -253,7 +249,7 @@ def test_windows_of_a_new_post_are_counted_again(ledger):
     for window in (7, 8):
         look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
     end(ledger, chunk, ChunkState.DAMAGED)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.moves.record_repost(lease, chunk, replace(POSTING, start=99))
     for window in (0, 1):
         look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
@@ -271,17 +267,16 @@ def test_a_chunk_knows_when_it_was_read_back(ledger):
 
 
 def test_only_a_located_or_damaged_chunk_is_read_back(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    chunk = chunk_in(ledger, ChunkState.VERIFIED)
     with pytest.raises(IllegalMove, match="'verified'"):
         read_back(ledger, chunk)
 
 
 def test_a_run_that_lost_the_chunk_records_no_read_back(ledger):
     chunk = archive(ledger, ["a"])
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as old:
+    with held(ledger, chunk) as old:
         pass
-    with ledger.leases.hold(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+    with held(ledger, chunk, "run-2"), pytest.raises(LeaseLost):
         ledger.replicas.record_full_read(old, chunk, "provider")
     assert ledger.chunks.get(chunk).read_back_at is None
 
@@ -312,7 +307,7 @@ def test_damage_repost_or_repair_ends_the_full_read(ledger):
     end(ledger, chunk, ChunkState.DAMAGED)
     assert ledger.chunks.get(chunk).read_back_at is None
     read_back(ledger, chunk)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.moves.record_repost(lease, chunk, replace(POSTING, start=99))
     assert ledger.chunks.get(chunk).read_back_at is None
     read_back(ledger, chunk)

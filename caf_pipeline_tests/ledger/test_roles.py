@@ -10,7 +10,7 @@ from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.waits import Waits
-from caf_pipeline_tests.support.ledger_rows import SOURCE, bring_to, holder, register
+from caf_pipeline_tests.support.ledger_rows import SOURCE, chunk_in, held
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.roles import granted_roles
 
@@ -30,13 +30,12 @@ def ledger_as(database_url):
 def located(ledger_as):
     """A located chunk that a worker archived."""
     worker = ledger_as("caf_worker")
-    (chunk,) = register(worker, ["a"])
-    bring_to(worker, chunk, ChunkState.LOCATED)
+    chunk = chunk_in(worker, ChunkState.LOCATED)
     return chunk
 
 
 def read_back(ledger, chunk):
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.replicas.record_full_read(lease, chunk, "provider")
 
 
@@ -83,7 +82,7 @@ def test_a_worker_cannot_change_a_full_read_but_ends_it(ledger_as, located):
     read_back(ledger_as("caf_verifier"), located)
     with pytest.raises(InsufficientPrivilege), connected(worker.database) as connection:
         connection.execute("UPDATE full_reads SET read_at = now()")
-    with worker.leases.hold(f"chunk/{located}", holder()) as lease:
+    with held(worker, located) as lease:
         worker.moves.move(lease, located, ChunkState.LOCATED, ChunkState.DAMAGED, reason="lost")
     assert worker.chunks.get(located).read_back_at is None
 

@@ -15,8 +15,10 @@ from caf_pipeline_tests.support.ledger_rows import (
     archive,
     batches,
     bring_to,
+    chunk_in,
     claims,
     end,
+    held,
     holder,
     location,
     plan_record,
@@ -161,8 +163,7 @@ def test_a_removed_source_may_be_planned_again(ledger):
 
 
 def test_a_source_with_an_intended_chunk_goes_after_its_withdrawal(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.POSTING)
+    chunk = chunk_in(ledger, ChunkState.POSTING)
     assert ledger.removal.removable(SOURCE).intended == [chunk]
     with pytest.raises(IllegalMove, match=chunk):
         remove(ledger)
@@ -184,8 +185,7 @@ def test_given_up_chunks_let_the_address_and_the_archive_change(ledger):
 
 @pytest.mark.parametrize("state", ["posted", "uploading", "verified", "located"])
 def test_a_source_with_a_stored_chunk_stays(ledger, state):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState(state))
+    chunk = chunk_in(ledger, ChunkState(state))
     with pytest.raises(IllegalMove, match=chunk):
         ledger.removal.removable(SOURCE)
     with pytest.raises(IllegalMove, match=chunk):
@@ -194,8 +194,7 @@ def test_a_source_with_a_stored_chunk_stays(ledger, state):
 
 
 def test_a_source_whose_parked_chunk_was_posted_stays(ledger):
-    (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.POSTED)
+    chunk = chunk_in(ledger, ChunkState.POSTED)
     end(ledger, chunk, ChunkState.PARKED)
     with pytest.raises(IllegalMove, match=chunk):
         remove(ledger)
@@ -203,12 +202,12 @@ def test_a_source_whose_parked_chunk_was_posted_stays(ledger):
 
 def test_a_source_that_a_run_works_on_stays(ledger):
     first, second = register(ledger, ["a"], ["b"])
-    with ledger.leases.hold(f"chunk/{second}", holder()), pytest.raises(HeldByOther):
+    with held(ledger, second), pytest.raises(HeldByOther):
         remove(ledger)
     with ledger.leases.hold(plan_lease(SOURCE), holder()), pytest.raises(HeldByOther):
         ledger.removal.removable(SOURCE)
     remove(ledger)
-    with pytest.raises(NotLocated), ledger.leases.hold(f"chunk/{first}", holder()):
+    with pytest.raises(NotLocated), held(ledger, first):
         pass
 
 

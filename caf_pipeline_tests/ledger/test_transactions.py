@@ -30,7 +30,9 @@ from caf_pipeline_tests.support.ledger_rows import (
     ROOT,
     archive,
     bring_to,
+    chunk_in,
     end,
+    held,
     holder,
     register,
 )
@@ -390,7 +392,7 @@ def test_a_repair_and_a_commit_at_once_never_both_happen(ledger, log, damaged, d
 def test_a_chunk_in_a_transaction_keeps_its_root(ledger, log, chunks):
     ask(log, chunks[0])
     one = commit(log, signed(1), chunks[0])
-    with ledger.leases.hold(f"chunk/{chunks[0]}", holder()) as lease:
+    with held(ledger, chunks[0]) as lease:
         with pytest.raises(IllegalMove):
             ledger.moves.record_root(lease, chunks[0], b"\2" * 64, 0, [])
         settle(log, one, "expired")
@@ -404,7 +406,7 @@ def test_a_chunk_in_a_transaction_keeps_its_store(database, log, chunks):
     ask(log, chunks[1])
     other = Ledger(database, store="directory")
     for chunk in chunks[:2]:
-        with other.leases.hold(f"chunk/{chunk}", holder()) as lease:
+        with held(other, chunk) as lease:
             if chunk == chunks[0]:
                 with pytest.raises(IllegalMove):
                     other.moves.record_posting(lease, chunk, POSTING)
@@ -420,18 +422,17 @@ def post(ledger, log, chunk, sequence, start):
     """Post a chunk in `posting` by a transaction that starts it at `start`."""
     ask(log, chunk)
     settle(log, commit(log, signed(sequence), chunk), "included", start)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.moves.record_posting(lease, chunk, PostRecord(ROOT, "jkl1owner", start, 1000))
 
 
 @pytest.fixture
 def damaged(ledger, log):
     """A damaged chunk whose post at 42 is in a transaction."""
-    (chunk,) = register(ledger, ["d"])
-    bring_to(ledger, chunk, S.POSTING)
+    chunk = chunk_in(ledger, S.POSTING, ["d"])
     ask(log, chunk)
     settle(log, commit(log, signed(1), chunk), "included", 42)
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         bring_on(ledger, lease, chunk)
     end(ledger, chunk, S.DAMAGED)
     return chunk
@@ -478,7 +479,7 @@ def test_a_repair_that_ends_otherwise_posts_nothing(ledger, log, damaged):
 
 def test_a_chunk_already_on_the_chain_is_not_posted(ledger, log, chunks):
     ask(log, chunks[0])
-    with ledger.leases.hold(f"chunk/{chunks[0]}", holder()) as lease:
+    with held(ledger, chunks[0]) as lease:
         ledger.moves.record_posting(lease, chunks[0], PostRecord(ROOT, "jkl1owner", 5, 1000))
     assert log.waiting(ACCOUNT) == []
 

@@ -32,7 +32,6 @@ from caf_pipeline.maintenance.deletion.deletable import Unsafe
 from caf_pipeline.maintenance.doctor.examine import count_mismatch
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.store.protocol import ChunkToStore
 from caf_pipeline_tests.contracts.chunk_store import corrupt
@@ -40,7 +39,7 @@ from caf_pipeline_tests.support.memory_log import MemoryLog
 from caf_pipeline_tests.support.memory_ranges import caf_bytes
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import rows_of
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything, object_bytes
 from caf_pipeline_tests.support.snapshots import damage_page
 from caf_pipeline_tests.support.tiers import sampled
 
@@ -98,10 +97,6 @@ def adopt(context, *paths, **options):
     return list(adopt_files(context, paths, AdoptionOptions(**options)))
 
 
-def body_of(context, key) -> bytes:
-    return b"".join(fetch(context.ledger.lookup, context.store, context.source, key).pieces)
-
-
 @pytest.mark.parametrize("proof_type", [0, 3])
 @pytest.mark.parametrize("vector", sampled(WRITTEN, every=3), ids=lambda one: one["name"])
 def test_files_of_gocaf_and_the_worker_are_adopted(open_context, vector, proof_type):
@@ -124,7 +119,7 @@ def test_files_of_gocaf_and_the_worker_are_adopted(open_context, vector, proof_t
         == done.left_out.get(RejectReason.UNSUPPORTED_KEY, 0)
     )
     for key, body in objects.items():
-        assert body_of(context, key) == body
+        assert object_bytes(context, key) == body
     assert all(
         row["sha256"] == hashlib.sha256(objects[row["file_path"]]).digest()
         for row in rows_of(context.ledger)["file_locations"]
@@ -179,7 +174,7 @@ def test_excluded_members_have_reasons_and_are_planned(open_context, tmp_path):
     located = {row["file_path"]: row["chunk"] for row in rows_of(context.ledger)["file_locations"]}
     assert set(located) == {"ours", *bodies}
     assert [key for key, chunk in located.items() if chunk == done.chunk] == ["same"]
-    assert all(body_of(context, key) == body for key, body in context.objects.bodies.items())
+    assert all(object_bytes(context, key) == body for key, body in context.objects.bodies.items())
 
 
 def test_an_inventory_that_is_damaged_adopts_nothing(open_context, tmp_path):
@@ -241,7 +236,7 @@ def test_parts_of_keys_that_the_worker_adds_are_left_out(open_context, tmp_path)
         2,
         {RejectReason.REPEATED: 1, RejectReason.UNSUPPORTED_KEY: 1},
     )
-    assert (body_of(context, "a/b"), body_of(context, "c")) == (b"1", b"2")
+    assert (object_bytes(context, "a/b"), object_bytes(context, "c")) == (b"1", b"2")
 
 
 def test_lost_ledger_with_adopted_files_asks_the_store_first(open_context, tmp_path):
@@ -280,7 +275,7 @@ def test_duplicate_key_in_an_index_is_reported(open_context, tmp_path):
     assert [result.rows for result in adopt_from_chain(context, AdoptionOptions(lenient=True))] == [
         2
     ]
-    assert (body_of(context, "a"), body_of(context, "b")) == (b"12", b"3")
+    assert (object_bytes(context, "a"), object_bytes(context, "b")) == (b"12", b"3")
 
 
 def test_foreign_or_invalid_file_is_refused_without_changes(open_context, tmp_path):
@@ -368,4 +363,4 @@ def test_rewritten_adopted_object_is_archived_with_headers(open_context, tmp_pat
         name,
         *(chunk.name for chunk in context.ledger.chunks.list() if chunk.adopted),
     }
-    assert body_of(context, "a") == b"1"
+    assert object_bytes(context, "a") == b"1"

@@ -19,7 +19,6 @@ from caf_pipeline.ledger.sources import Plans
 from caf_pipeline.maintenance.doctor import findings
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.maintenance.rebuild import rebuild
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, list_source
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.planning import account_for, cut_plan
@@ -43,6 +42,7 @@ from caf_pipeline_tests.support.run_contexts import (
     a_run_context,
     archive_chunk,
     archive_everything,
+    every_object_reads_back,
     plan,
 )
 from caf_pipeline_tests.support.tiers import sampled
@@ -91,11 +91,6 @@ def found_then_mended(context, tmp_path, database_url):
         return {(kind, name): what for kind, name, what in done}
 
     return check
-
-
-def every_object_reads_back(context):
-    for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
 def sql(url, statement):

@@ -11,7 +11,6 @@ from caf_pipeline.errors import StoreUnreachable
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.maintenance.rebuild import FileKind
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline_tests.support import dying_runs
@@ -25,11 +24,10 @@ from caf_pipeline_tests.support.crashes import (
     started,
 )
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.run_contexts import (
-    a_run_context,
     archive_chunk,
     archive_everything,
+    every_object_reads_back,
     plan,
 )
 
@@ -48,12 +46,9 @@ def settings(network):
 
 
 @pytest.fixture
-def context(tmp_path, ledger, settings):
-    context = a_run_context(
-        tmp_path, dying_runs.a_steady_source(), ledger, store=open_jackal_store, **settings
-    )
-    yield context
-    context.store.close()
+def context(ledger, settings, jackal_context):
+    sources = settings["sources"]
+    return jackal_context(dying_runs.a_steady_source(), ledger, jackal={}, sources=sources)
 
 
 @pytest.fixture
@@ -98,8 +93,7 @@ def ends_right(network, context, name):
     archive_chunk(context, name)
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
     assert len(posts_of(network, context, name)) == 1
-    for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
+    every_object_reads_back(context)
     assert found(context, reported=True) == []
 
 
@@ -171,32 +165,6 @@ def test_unrecorded_post_is_reported_and_finished_later(killed_at, context, name
     ends_right(network, context, name)
 
 
-def test_a_chunk_that_the_ledger_does_not_know_is_restored(
-    context, name, network, tmp_path, database_url
-):
-    def rows(connection):
-        return connection.execute(
-            "SELECT file_path, version_id, start_byte, end_byte, etag, last_modified, sha256 FROM "
-            "file_locations ORDER BY 1"
-        ).fetchall()
-
-    archive_chunk(context, name)
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        located = rows(connection)
-        connection.execute(
-            "TRUNCATE file_locations, claims, replicas, posts, transaction_posts, transactions, "
-            "caf_files CASCADE"
-        )
-        before = everything(tmp_path, database_url)
-        assert (Kind.FILE, name) in found(context)
-        assert everything(tmp_path, database_url) == before
-        assert (Kind.FILE, name, f"restored, with {len(located)} locations") in mended(context)
-        assert rows(connection) == located
-    assert found(context, reported=True) == []
-    for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
-
-
 def test_abandoned_and_double_posts_are_reported_with_their_size(context, name, network):
     archive_chunk(context, name, until=chunk_steps.post_file)
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
@@ -226,21 +194,6 @@ def test_foreign_posts_are_neither_restored_nor_repeated(context, name, network)
         spoofer.post(b"spoofed", note=archive_note(context.archive_id))
     assert list(examined(context)) == []
     assert FileKind.FOREIGN in {chunk.kind for chunk in rebuild.find_chunks(context)}
-
-
-def test_chunk_with_too_few_listed_copies_becomes_damaged(
-    context, name, network, tmp_path, database_url
-):
-    archive_chunk(context, name)
-    network.drop_proofs(context.ledger.chunks.get(name).merkle_root, 0)
-    if len(context.store.copies(chunk_steps.posting_of(context.ledger.chunks.get(name)))) == 3:
-        network.drop_proofs(context.ledger.chunks.get(name).merkle_root, 1)
-    before = everything(tmp_path, database_url)
-    assert found(context) == [(Kind.COPIES, name)]
-    assert everything(tmp_path, database_url) == before
-    ((_, _, done),) = mended(context)
-    assert f"caf repair {name}" in done
-    assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
 
 
 def test_kept_staged_chunk_is_no_leftover(context):

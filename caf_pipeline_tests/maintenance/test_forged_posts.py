@@ -17,7 +17,6 @@ from caf_pipeline.maintenance.doctor.findings import Actor, Kind, UnknownPosts
 from caf_pipeline.maintenance.doctor.key_changes import Change
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.retrieval.listing import list_objects
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.names import archive_note, mac_of
 from caf_pipeline.store.protocol import post_mac
@@ -25,44 +24,40 @@ from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.crashes import examined, mended
 from caf_pipeline_tests.support.forged_chunks import Forgery, a_skip
 from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
-from caf_pipeline_tests.support.jackal_network import jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
-from caf_pipeline_tests.support.private_contexts import IDENTITY, a_private_context, encrypt
-from caf_pipeline_tests.support.run_contexts import archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.private_contexts import IDENTITY, RECIPIENT, encrypt
+from caf_pipeline_tests.support.run_contexts import (
+    archive_chunk,
+    archive_everything,
+    first_chunk,
+    object_bytes,
+)
 
 FORGED = b"forged"
 _numbers = itertools.count(1)
 
 
 @pytest.fixture
-def wallet(network):
-    return wallet_with_space(network)
-
-
-@pytest.fixture
-def open_context(tmp_path, network, wallet):
+def open_context(tmp_path, wallet, jackal_context):
     """Open the private source with any ledger, as a machine that has the identity."""
-    bucket, bodies = f"stolen-{next(_numbers)}", {f"key-{n}": os.urandom(5_000) for n in range(5)}
-    opened = []
+    source = {"bucket": f"stolen-{next(_numbers)}", "target_size": "8MiB"}
+    bodies = {f"key-{n}": os.urandom(5_000) for n in range(5)}
 
     def make(ledger, words=wallet.words, identity=IDENTITY):
-        context = a_private_context(
-            tmp_path / "home",
+        encryption = {"recipients": [RECIPIENT]}
+        if identity:
+            encryption["identity"] = identity.reveal()
+        return jackal_context(
             MemorySource(dict(bodies)),
             ledger,
-            identity=identity,
-            store=open_jackal_store,
-            jackal=jackal_settings(network, mnemonic=words, proof_seconds=20),
-            sources={"src": {"bucket": bucket, "target_size": "8MiB"}},
+            folder=tmp_path / "home",
+            jackal={"mnemonic": words},
+            sources={"src": source},
+            encryption=encryption,
         )
-        opened.append(context.store)
-        return context
 
-    yield make
-    for store in opened:
-        store.close()
+    return make
 
 
 @pytest.fixture
@@ -123,10 +118,6 @@ def ordered(context, order=UnknownPosts.ADD):
     ]
 
 
-def get(context, key, version=None):
-    return b"".join(fetch(context.ledger.lookup, context.opened, "src", key, version).pieces)
-
-
 def run(context):
     """Plan and archive as `caf run` does."""
     planning.cut_plan(context, inventories.take_inventory(context))
@@ -135,7 +126,7 @@ def run(context):
 
 
 def own_content_is_returned(context, bodies):
-    assert {key: get(context, key) for key in bodies} == bodies
+    assert {key: object_bytes(context, key) for key in bodies} == bodies
 
 
 def test_post_of_a_stolen_wallet_is_not_added(context, thief):
@@ -194,7 +185,7 @@ def test_added_forgery_never_supersedes_own_content(context, thief):
     assert listed == dict.fromkeys(bodies, "current") | {"new": UNKNOWN_POST}
     forged = context.ledger.lookup.locate_versions("src", ["key-0"])["key-0"][1]
     assert (forged.status, forged.from_unknown_post) == (UNKNOWN_POST, True)
-    assert get(context, "key-0", forged.row.object_version) == FORGED
+    assert object_bytes(context, "key-0", forged.row.object_version) == FORGED
     del context.objects.bodies["key-0"]
     context.objects.bodies["key-1"] = b"changed"
     planning.cut_plan(context, inventories.take_inventory(context), new_archive=True)
@@ -256,11 +247,11 @@ def test_object_of_an_unknown_post_is_archived_and_replaced(context, thief):
 
     thief({"new": bytes(5_000)}, change_row=same)
     ordered(context)
-    assert get(context, "new") == bytes(5_000)
+    assert object_bytes(context, "new") == bytes(5_000)
     run(context)
     location = context.ledger.lookup.locate("src", "new")
     assert (location.status, location.from_unknown_post) == ("current", False)
-    assert get(context, "new") == body
+    assert object_bytes(context, "new") == body
     assert not [finding for finding in examined(context) if finding.kind is Kind.ROWS]
     kinds = {outcome.finding.kind for outcome in rebuild.rebuild(context)}
     assert kinds == {FileKind.KNOWN}
@@ -299,7 +290,7 @@ def test_forged_skip_keeps_no_object_from_a_plan(context, thief):
     )
     ordered(context)
     run(context)
-    assert get(context, "new") == b"new"
+    assert object_bytes(context, "new") == b"new"
 
 
 def test_post_set_aside_stops_nothing_and_stays_out(context, thief):
@@ -311,7 +302,7 @@ def test_post_set_aside_stops_nothing_and_stays_out(context, thief):
     assert "--leave-unknown-posts" in refused.value.hint
     assert ordered(context, UnknownPosts.LEAVE) == ["set aside"]
     run(context)
-    assert get(context, "later") == b"later"
+    assert object_bytes(context, "later") == b"later"
     assert unknown(context) == []
     assert [finding.mend for finding in examined(context, UnknownPosts.ADD) if finding.question]
     kinds = {outcome.finding.kind for outcome in rebuild.rebuild(context)}
@@ -330,17 +321,17 @@ def test_post_is_set_aside_without_an_identity(open_context, context, thief):
 
 
 def test_forged_name_takes_no_place_of_a_planned_chunk(context, thief):
-    (chunk,) = plan(context).chunks
+    name = first_chunk(context)
     thief(
         dict(context.objects.bodies),
         source="src",
-        plan=chunk.name.split("-")[1],
+        plan=name.split("-")[1],
         number=1,
         change_row=lambda row: None,
     )
     mended(context)
     ordered(context)
-    assert context.ledger.chunks.get(chunk.name).state is ChunkState.PLANNED
+    assert context.ledger.chunks.get(name).state is ChunkState.PLANNED
 
 
 # --- an older backup
@@ -374,7 +365,7 @@ def test_thief_with_the_key_posts_for_the_ledger(context, thief):
     archive_everything(context)
     thief({"new": FORGED}, key=context.ledger.sources.post_key("src"))
     mended(context)
-    assert get(context, "new") == FORGED
+    assert object_bytes(context, "new") == FORGED
 
 
 def test_thief_with_the_key_replaces_no_archived_version(context, thief):

@@ -15,15 +15,11 @@ from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import Kind
 from caf_pipeline.maintenance.rebuild import FileKind
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.crashes import mended
-from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
-from caf_pipeline_tests.support.jackal_network import jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.postgres import connected
@@ -31,6 +27,9 @@ from caf_pipeline_tests.support.run_contexts import (
     a_run_context,
     archive_chunk,
     archive_everything,
+    every_object_reads_back,
+    first_chunk,
+    object_bytes,
     plan,
 )
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -42,24 +41,26 @@ def bodies():
     return {f"key-{number}": os.urandom(5_000) for number in range(5)}
 
 
-def settings_of(network, words):
-    source = {"bucket": f"older-{next(_numbers)}", "target_size": "8MiB", "public": True}
-    return {"jackal": jackal_settings(network, mnemonic=words), "sources": {"src": source}}
+@pytest.fixture
+def open_context(tmp_path, wallet, jackal_context):
+    """Return a function that opens a new source with a ledger."""
+
+    def make(name, ledger):
+        source = {"bucket": f"older-{next(_numbers)}", "target_size": "8MiB", "public": True}
+        return jackal_context(
+            MemorySource(bodies()),
+            ledger,
+            folder=tmp_path / name,
+            jackal={"mnemonic": wallet.words},
+            sources={"src": source},
+        )
+
+    return make
 
 
 @pytest.fixture
-def wallet(network):
-    return wallet_with_space(network)
-
-
-@pytest.fixture
-def context(tmp_path, ledger, network, wallet):
-    settings = settings_of(network, wallet.words)
-    context = a_run_context(
-        tmp_path / "first", MemorySource(bodies()), ledger, store=open_jackal_store, **settings
-    )
-    yield context
-    context.store.close()
+def context(open_context, ledger):
+    return open_context("first", ledger)
 
 
 @pytest.fixture
@@ -101,21 +102,16 @@ def posts_of(context):
     return sorted(file.posting.start for file in context.store.posted(context.archive_id))
 
 
-def everything_reads_back(context):
-    for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body, key
-
-
 def a_chunk_archived_since(context, tmp_path, *, until=None):
     """Back up with an unfinished chunk, archive it, overwrite an object, and restore the backup."""
-    (chunk,) = plan(context).chunks
+    name = first_chunk(context)
     if until:
-        archive_chunk(context, chunk.name, until=until)
+        archive_chunk(context, name, until=until)
     path = backed_up(context, tmp_path)
-    archive_chunk(context, chunk.name)
+    archive_chunk(context, name)
     context.objects.bodies["key-1"] = os.urandom(5_000)
     restored(context, path)
-    return chunk.name
+    return name
 
 
 @pytest.mark.thorough
@@ -133,7 +129,7 @@ def test_a_chunk_archived_since_the_backup_is_never_posted_twice(request, tmp_pa
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
     run(context)
     assert len(posts_of(context)) == 2  # the second chunk has the overwritten object
-    everything_reads_back(context)
+    every_object_reads_back(context)
 
 
 def test_preview_warns_of_unknown_posts(in_a_folder, tmp_path):
@@ -161,25 +157,10 @@ def test_new_archive_archives_unknown_objects_again(context, tmp_path):
     assert len(posts_of(context)) == 2
 
 
-@pytest.fixture
-def another_home(tmp_path, network, wallet, new_ledger):
-    """Return another source with its own ledger and the same wallet."""
-    settings = settings_of(network, wallet.words)
-    other = a_run_context(
-        tmp_path / "other",
-        MemorySource(bodies()),
-        new_ledger(),
-        store=open_jackal_store,
-        **settings,
-    )
-    yield other
-    other.store.close()
-
-
 @pytest.mark.thorough
-def test_posts_of_another_archive_cost_one_look(context, another_home, monkeypatch):
+def test_posts_of_another_archive_cost_one_look(context, open_context, new_ledger, monkeypatch):
     archive_everything(context)
-    archive_everything(another_home)
+    archive_everything(open_context("other", new_ledger()))
     looks, record = [], TransactionLog.record_look
     monkeypatch.setattr(
         TransactionLog, "record_look", lambda *args: (looks.append(args[3]), record(*args))
@@ -188,7 +169,7 @@ def test_posts_of_another_archive_cost_one_look(context, another_home, monkeypat
         context.objects.bodies[f"new-{number}"] = b"new"
         run(context)
     assert len(looks) == 1
-    everything_reads_back(context)
+    every_object_reads_back(context)
 
 
 @pytest.mark.thorough
@@ -232,9 +213,9 @@ def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_l
     outcomes = list(rebuild.rebuild(lost))
     assert [outcome.finding.kind for outcome in outcomes].count(FileKind.CHUNK) >= 1
     assert all(outcome.complete for outcome in outcomes)
-    assert old in (b"".join(fetch(lost.ledger.lookup, lost.store, "src", "key-1").pieces), old)
+    assert old in (object_bytes(lost, "key-1"), old)
     run(lost)
-    everything_reads_back(lost)
+    every_object_reads_back(lost)
 
 
 def test_restore_pauses_and_no_old_lease_is_good(in_a_folder, tmp_path, database):

@@ -10,20 +10,18 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.packing.staging import staged_path
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.contracts.chunk_store import corrupt, place_between
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything, plan
-from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_everything,
+    every_object_reads_back,
+    first_chunk,
+)
 from caf_pipeline_tests.support.tiers import sampled
 
 EVERYBODY = ("anna", "bert", "carl")
-
-
-@pytest.fixture
-def store(tmp_path):
-    return SeveralFolders(tmp_path / "several")
 
 
 @pytest.fixture
@@ -56,8 +54,7 @@ def ends_right(context, name):
         for copy in context.ledger.replicas.list(name)
         if copy.listed and not copy.fault
     ] == [*EVERYBODY]
-    for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
+    every_object_reads_back(context)
 
 
 @pytest.mark.thorough
@@ -121,12 +118,7 @@ def test_provider_with_wrong_bytes_between_samples_is_not_used(tmp_path, ledger,
         tmp_path, MemorySource({"large": os.urandom(8 << 20)}), ledger, store=store, target="16MiB"
     )
     (name,) = archive_everything(context)
-    samples = context.ledger.chunks.get(name).samples
-    between = next(
-        at
-        for at in range(8 << 20)
-        if all(not one.offset <= at < one.offset + one.length for one in samples)
-    )
+    between = place_between(context.ledger.chunks.get(name).samples)
     corrupt(store.file("bert", posting(context, name)), at=between)
     damage(context, name, "anna")
     store.away = {"carl"}
@@ -141,12 +133,6 @@ def test_a_located_chunk_that_lacks_a_copy_gets_it(context, store, name):
     store.file("bert", posting(context, name)).unlink()
     assert repair_chunk(context, name).origin == "provider"
     ends_right(context, name)
-
-
-@pytest.mark.thorough
-def test_a_chunk_that_is_right_needs_nothing(context, name):
-    report = repair_chunk(context, name)
-    assert (report.origin, report.chunk.state) == ("none needed", ChunkState.LOCATED)
 
 
 def test_unproven_damaged_chunk_stays_damaged(context, store, name):
@@ -236,7 +222,7 @@ def test_a_repair_needs_room_and_removes_kept_files_for_it(tmp_path, ledger, sto
 
 
 def test_a_chunk_under_way_is_not_repaired(context):
-    (name,) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     with pytest.raises(CafError, match="is 'planned'"):
         repair_chunk(context, name)
 

@@ -13,17 +13,15 @@ from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import CHUNKS_AT_ONCE, prove_chunk, prove_oldest
 from caf_pipeline.packing import staging
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.postgres import connected
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_everything,
+    first_chunk,
+)
 from caf_pipeline_tests.support.several_folders import SeveralFolders
-
-
-@pytest.fixture
-def store(tmp_path):
-    return SeveralFolders(tmp_path / "several")
 
 
 @pytest.fixture
@@ -219,17 +217,6 @@ def test_a_chunk_that_is_no_longer_listed_is_damaged(context, store, name):
     assert "no longer lists" in report.explanation
 
 
-def test_damaged_chunk_is_still_readable_from_a_right_copy(context, store, name):
-    from caf_pipeline.retrieval.reader import fetch
-
-    overwrite(store.file("anna", posting(context, name)))
-    prove_chunk(context, name)
-    assert (
-        b"".join(fetch(context.ledger.lookup, store, "src", "key-000").pieces)
-        == context.objects.bodies["key-000"]
-    )
-
-
 def test_unreachable_store_is_an_error_but_no_damage(context, store, name):
     store.away = {"anna", "bert", "carl"}
     with pytest.raises(StoreUnreachable, match="anna is away"):
@@ -254,29 +241,10 @@ def test_fault_persists_while_its_provider_is_silent(context, store, name):
     assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["bert"]
 
 
-@pytest.mark.thorough
-def test_a_damaged_chunk_is_not_proven_until_it_is_repaired(context, store, name):
-    store.unlisted = {"bert"}
-    prove_chunk(context, name)
-    store.unlisted = set()
-    report = prove_chunk(context, name)
-    assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
-    assert "2 of 3" in report.explanation
-
-
 def test_a_chunk_under_way_is_not_proven(context):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     with pytest.raises(CafError, match="is 'planned'"):
         prove_chunk(context, name)
-
-
-@pytest.mark.thorough
-def test_the_chunks_looked_at_longest_ago_come_first(context):
-    names = archive_everything(context)
-    assert len(names) == 2
-    first = [report.chunk.name for report in prove_oldest(context, 1)]
-    second = [report.chunk.name for report in prove_oldest(context, 1)]
-    assert sorted(first + second) == sorted(names)
 
 
 def test_chunk_held_by_another_run_is_skipped(tmp_path, database, store):
@@ -302,11 +270,6 @@ def test_a_file_that_is_not_ours_is_not_swept(context, store, name):
     (context.staging() / "somebody.caf").write_bytes(b"theirs")
     (context.staging() / f"{name}.caf").write_bytes(b"ours")
     assert list(staging.sweep(context)) == [name]
-
-
-def test_a_wrong_first_byte_is_seen_at_the_first_look(context, store, name):
-    corrupt(store.file("anna", posting(context, name)))
-    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
 def test_chunk_without_answers_does_not_delay_others(context, store):

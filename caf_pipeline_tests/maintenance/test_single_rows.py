@@ -14,7 +14,6 @@ from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.check import check_objects
 from caf_pipeline.retrieval.listing import list_objects
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.planning import cut_plan
@@ -24,7 +23,12 @@ from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.private_contexts import IDENTITY, a_private_context
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    object_bytes,
+)
 
 BODIES = {f"key-{number}": os.urandom(50_000) for number in range(6)} | {"empty": b""}
 ONE = "file_path = 'key-3'"
@@ -65,10 +69,6 @@ def stored_file(context):
     return context.store._chunk_path(posting_of(chunk))
 
 
-def body(context, key):
-    return b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces)
-
-
 @pytest.mark.parametrize("rows", [ONE, "file_path = 'empty'", "true"])
 def test_missing_rows_come_back_from_the_chunk(context, rows):
     before = rows_of(context.ledger)
@@ -86,7 +86,7 @@ def test_missing_rows_come_back_from_the_chunk(context, rows):
     ].unread  # the seal's hash of the tail was compared
     assert of_rows(context) == []
     assert rebuilt(context) == []
-    assert all(body(context, key) == content for key, content in BODIES.items())
+    assert all(object_bytes(context, key) == content for key, content in BODIES.items())
 
 
 def test_missing_row_of_a_private_source_needs_an_identity(tmp_path, ledger):
@@ -166,7 +166,7 @@ def test_altered_row_is_not_blamed_on_the_store(context, alteration):
     (chunk,) = context.ledger.chunks.list("src")
     change(context, f"UPDATE file_locations SET {alteration} WHERE {ONE}")
     with pytest.raises(RowAltered, match="key-3") as refused:
-        body(context, "key-3")
+        object_bytes(context, "key-3")
     assert "caf repair" not in refused.value.hint
     checked = check_objects(list_objects(context.ledger.lookup, "src"), context.store)
     assert {result.location.row.key: type(result.error) for result in checked if result.error} == {
@@ -181,14 +181,14 @@ def test_altered_row_of_a_private_chunk_is_told_from_damage(tmp_path, ledger):
     archive_everything(context)
     change(context, f"UPDATE file_locations SET {ALTERED[0]} WHERE {ONE}")
     with pytest.raises(RowAltered):
-        b"".join(fetch(ledger.lookup, context.opened, "src", "key-3").pieces)
+        object_bytes(context, "key-3")
 
 
 def test_damaged_bytes_are_blamed_on_the_store(context):
     location = context.ledger.lookup.locate("src", "key-3")
     corrupt(stored_file(context), location.row.start_byte + 10)
     with pytest.raises(IntegrityError) as damaged:
-        body(context, "key-3")
+        object_bytes(context, "key-3")
     assert not isinstance(damaged.value, RowAltered)
     assert "caf repair" in damaged.value.hint
 
@@ -204,7 +204,7 @@ def test_rebuild_reports_altered_rows_and_leaves_them(context):
     ]
     assert [(outcome.rows, "key-1" in outcome.finding.why) for outcome in altered] == [(1, True)]
     with pytest.raises(RowAltered):
-        body(context, "key-1")
+        object_bytes(context, "key-1")
     change(context, "DELETE FROM file_locations WHERE file_path = 'key-1'")
     assert rebuilt(context) == [(FileKind.INCOMPLETE, 1)]
-    assert body(context, "key-1") == BODIES["key-1"]
+    assert object_bytes(context, "key-1") == BODIES["key-1"]

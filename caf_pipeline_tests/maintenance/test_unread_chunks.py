@@ -11,7 +11,6 @@ from caf_pipeline.maintenance.full_read import OTHER_ROWS
 from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline_tests.support.forged_chunks import Forgery, put
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
@@ -21,7 +20,7 @@ from caf_pipeline_tests.support.private_contexts import (
     encrypt,
     sealed_again,
 )
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything, object_bytes
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
 RIGHT = {"a": os.urandom(100_000), "b": os.urandom(100_000)}
@@ -81,17 +80,13 @@ def restored(context):
     return context.ledger.chunks.get(outcome.finding.name)
 
 
-def read(context, key):
-    return b"".join(fetch(context.ledger.lookup, context.opened, "src", key).pieces)
-
-
 # --- the attack
 
 
 def test_a_chunk_forged_at_every_provider_is_never_proven(lost, store, posted, tmp_path):
     replace_copies(store, forged(lost, posted, FORGED, tmp_path))
     chunk = restored(lost)
-    assert read(lost, "a") == FORGED["a"]
+    assert object_bytes(lost, "a") == FORGED["a"]
     assert lost.ledger.lookup.unread_chunks("src") == {chunk.name: ""}
     (report,) = prove_oldest(lost, 10)
     assert (report.verdict, report.chunk.state) == ("damaged", ChunkState.DAMAGED)
@@ -105,7 +100,7 @@ def test_rows_of_bytes_forged_for_the_rebuild_alone_are_detected(
 ):
     store.for_ranges = forged(lost, posted, bodies, tmp_path)
     chunk = restored(lost)
-    assert read(lost, "a") == bodies["a"]
+    assert object_bytes(lost, "a") == bodies["a"]
     (report,) = prove_oldest(lost, 10)
     assert (report.verdict, report.explanation) == ("damaged", OTHER_ROWS)
     assert report.chunk.unread

@@ -11,12 +11,10 @@ import pytest
 from caf_pipeline.formats import age
 from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
-from caf_pipeline_tests.support.jackal_network import jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.ledger_rows import ODD_KEYS
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
+from caf_pipeline_tests.support.run_contexts import archive_everything
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "verify-without-us.md"
 THEIRS = ("pyarrow", "blake3", "numpy")
@@ -68,35 +66,26 @@ def sh(text, folder, environment, *, may_fail=False):
 
 
 @pytest.fixture(params=[(0, True), (3, True), (3, False)], ids=["type-0", "type-3", "private"])
-def archived(request, tmp_path, ledger, network, elsewhere):
+def archived(request, ledger, wallet, elsewhere, jackal_context):
     """Return an archive of several chunks with one proof type, and its wallet's address."""
     proof_type, public = request.param
     age_link = elsewhere[0] / "bin" / "age"
     if not public and not age_link.exists():
         age_link.symlink_to(request.getfixturevalue("age_tool"))
-    wallet = new_wallet()
-    network.fund(wallet.address, 10**9)
-    network.grant(wallet.address, 10**9)
     bodies = {f"key-{number}": os.urandom(150_000) for number in range(5)} | {
         key: key.encode() for key in ODD_KEYS
     }
     source = MemorySource(bodies | {"empty": b"", ".caf/manifest.parquet": b"not ours"})
-    settings = jackal_settings(
-        network, mnemonic=wallet.words, proof_type=proof_type, proof_seconds=8
-    )
-    context = a_run_context(
-        tmp_path,
+    context = jackal_context(
         source,
         ledger,
         target="512KiB",
-        store=open_jackal_store,
-        jackal=settings,
+        jackal={"mnemonic": wallet.words, "proof_type": proof_type, "proof_seconds": 8},
         public=public,
         encryption={} if public else {"recipients": [str(IDENTITY.recipient)]},
     )
     archive_everything(context)
-    yield context, wallet.address
-    context.store.close()
+    return context, wallet.address
 
 
 def run_page(context, address, elsewhere, folder, *, may_fail=False):

@@ -11,7 +11,6 @@ from caf_pipeline.errors import (
     CafError,
     HeldByOther,
     IntegrityError,
-    LedgerUnreachable,
     NotLocated,
     ObjectReadFailed,
     SourceUnreachable,
@@ -20,22 +19,23 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.store.directory import DirectoryStore
+from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import limit_to_target
-from caf_pipeline_tests.support.postgres import DEADLOCK, connected
 from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
     a_run_context,
     account_for_plan,
     archive_chunk,
     archive_everything,
+    every_object_reads_back,
+    first_chunk,
     plan,
 )
 from caf_pipeline_tests.support.tiers import sampled
@@ -62,11 +62,6 @@ def staged_files(context):
     return sorted(path.name for path in context.staging().iterdir())
 
 
-def every_object_reads_back(context):
-    for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
-
-
 def test_every_object_ends_up_located_and_reads_back(context):
     names = archive_everything(context)
     assert len(names) > 1
@@ -86,9 +81,7 @@ def test_member_with_other_bytes_in_store_is_named(context):
     archive_everything(context)
     location = context.ledger.lookup.locate("src", "key-003")
     file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
-    data = bytearray(file.read_bytes())
-    data[location.row.start_byte] ^= 1
-    file.write_bytes(data)
+    corrupt(file, location.row.start_byte)
     fetched = fetch_members(context, location.chunk, members=100)
     assert fetched.tried == context.ledger.chunks.get(location.chunk).member_count
     assert [text.partition(" ")[0] for text in fetched.mismatched] == ["key-003"]
@@ -118,44 +111,22 @@ def test_only_new_objects_are_planned_again(context, source):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("last", sampled(CHUNK_STEPS, every=4), ids=lambda step: step.__name__)
-def test_partition_run_again_after_any_step_ends_right(context, last):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=last)
+@pytest.mark.parametrize("step", sampled(CHUNK_STEPS, every=4), ids=lambda step: step.__name__)
+def test_each_step_may_be_repeated(context, step):
+    name = first_chunk(context, until=step)
+    step(context, name)
     archive_chunk(context, name)
     assert states(context)[name] is ChunkState.LOCATED
     assert account_for_chunk(context, name).agrees
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("step", sampled(CHUNK_STEPS, every=4), ids=lambda step: step.__name__)
-def test_each_step_may_be_repeated(context, step):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=step)
-    step(context, name)
-    archive_chunk(context, name)
-    assert states(context)[name] is ChunkState.LOCATED
-
-
 def test_no_location_exists_before_the_store_was_verified(context):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.upload_chunk)
+    name = first_chunk(context, until=chunk_steps.upload_chunk)
     assert context.ledger.lookup.locate("src", "empty") is None
     archive_chunk(context, name, until=chunk_steps.verify_stored)
     assert context.ledger.lookup.locate("src", "empty") is None
     chunk_steps.load_locations(context, name)
     assert context.ledger.lookup.locate("src", "empty") is not None
-
-
-def test_a_seal_that_meets_a_deadlock_may_be_repeated(context):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.pack_chunk)
-    with connected(context.ledger.database) as connection:
-        connection.execute(DEADLOCK)
-    with pytest.raises(LedgerUnreachable) as deadlock:
-        chunk_steps.seal_chunk(context, name)
-    assert not deadlock.value.permanent
-    assert chunk_steps.seal_chunk(context, name).chunk.state is ChunkState.SEALED
 
 
 def test_an_object_is_located_with_its_headers(context, source):
@@ -169,28 +140,23 @@ def test_an_object_is_located_with_its_headers(context, source):
 
 
 def test_a_copy_with_other_bytes_is_not_verified(context):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.upload_chunk)
+    name = first_chunk(context, until=chunk_steps.upload_chunk)
     (file,) = (context.store.folder / "chunks").iterdir()
-    data = bytearray(file.read_bytes())
-    data[0] ^= 1
-    file.write_bytes(data)
+    corrupt(file, 0)
     with pytest.raises(IntegrityError, match="differs at bytes 0"):
         chunk_steps.verify_stored(context, name)
     assert states(context)[name] is ChunkState.UPLOADING
 
 
 def test_file_lost_before_post_is_packed_again(context):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.seal_chunk)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     chunk_steps.staged_path(context, name).unlink()
     archive_chunk(context, name)
     assert account_for_chunk(context, name).agrees
 
 
 def test_file_lost_after_post_is_packed_to_same_root(context):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.post_file)
+    name = first_chunk(context, until=chunk_steps.post_file)
     root = context.ledger.chunks.get(name).merkle_root
     chunk_steps.staged_path(context, name).unlink()
     archive_chunk(context, name)
@@ -202,8 +168,7 @@ def test_file_lost_after_post_is_packed_to_same_root(context):
 
 @pytest.mark.thorough
 def test_posted_chunk_with_changed_objects_is_abandoned_and_planned_again(context, source):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.post_file)
+    name = first_chunk(context, until=chunk_steps.post_file)
     chunk_steps.staged_path(context, name).unlink()
     source.unavailable["key-000"] = (SkipReason.CHANGED, -1)
     with pytest.raises(CafError, match="have changed since"):
@@ -215,13 +180,10 @@ def test_posted_chunk_with_changed_objects_is_abandoned_and_planned_again(contex
 
 
 def test_a_damaged_staged_file_is_not_posted(context):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.seal_chunk)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     root = context.ledger.chunks.get(name).merkle_root
     path = chunk_steps.staged_path(context, name)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    corrupt(path, path.stat().st_size - 1)
     archive_chunk(context, name)
     assert context.ledger.chunks.get(name).merkle_root == root
     assert fetch_members(context, name, members=100).mismatched == []
@@ -230,7 +192,7 @@ def test_a_damaged_staged_file_is_not_posted(context):
 def test_run_of_chunk_held_by_live_run_ends_as_held(tmp_path, source, database):
     ledger = Ledger(database, lease_seconds=1.5)
     context = a_run_context(tmp_path, source, ledger)
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     other = a_run_context(tmp_path, source, ledger, run="run-2")
     with (
         context.ledger.leases.hold(chunk_lease(name), context.holder),
@@ -247,14 +209,9 @@ def test_skipped_objects_end_their_claim_and_record_reason(context, source):
     account = context.ledger.chunks.account("src")
     assert (account.skipped[SkipReason.COLD_STORAGE], account.claimed_objects) == (1, 0)
     assert context.ledger.lookup.locate("src", "key-001") is None
-    assert account_for_plan(context, plan(context)).unaccounted == 0
-
-
-@pytest.mark.thorough
-def test_a_skipped_object_is_not_planned_again_at_once(context, source):
-    source.unavailable = {"key-001": (SkipReason.COLD_STORAGE, -1)}
-    archive_everything(context)
-    assert plan(context).plan is None
+    report = plan(context)
+    assert report.plan is None  # not planned again at once
+    assert account_for_plan(context, report).unaccounted == 0
 
 
 def test_a_chunk_of_which_every_object_is_skipped_ends_empty(context, source):
@@ -268,7 +225,7 @@ def test_a_chunk_of_which_every_object_is_skipped_ends_empty(context, source):
 
 def test_an_object_is_skipped_as_unreadable_only_after_several_runs(tmp_path, source, ledger):
     source.failing = {"key-001": 0}
-    (name, *_) = [chunk.name for chunk in plan(a_run_context(tmp_path, source, ledger)).chunks]
+    name = first_chunk(a_run_context(tmp_path, source, ledger))
     for number in (1, 2):
         context = a_run_context(tmp_path, source, ledger, run=f"run-{number}")
         chunk_steps.load_batch(context, name)
@@ -283,7 +240,7 @@ def test_an_object_is_skipped_as_unreadable_only_after_several_runs(tmp_path, so
 def test_unreadable_objects_of_a_chunk_are_skipped_together(tmp_path, source, ledger):
     unreadable = ["key-001", "key-002", "key-005", "key-011", "key-017"]
     source.failing = dict.fromkeys(unreadable, 0)
-    (name, *_) = [chunk.name for chunk in plan(a_run_context(tmp_path, source, ledger)).chunks]
+    name = first_chunk(a_run_context(tmp_path, source, ledger))
     for number in (1, 2):
         context = a_run_context(tmp_path, source, ledger, run=f"run-{number}")
         chunk_steps.load_batch(context, name)
@@ -297,7 +254,7 @@ def test_unreadable_objects_of_a_chunk_are_skipped_together(tmp_path, source, le
 
 def test_a_later_run_reads_only_what_failed_before(tmp_path, source, ledger):
     source.failing = {"key-001": 0, "key-005": 0}
-    (name, *_) = [chunk.name for chunk in plan(a_run_context(tmp_path, source, ledger)).chunks]
+    name = first_chunk(a_run_context(tmp_path, source, ledger))
     read_times = []
     for number in (1, 2):
         context = a_run_context(tmp_path, source, ledger, run=f"run-{number}")
@@ -310,7 +267,7 @@ def test_a_later_run_reads_only_what_failed_before(tmp_path, source, ledger):
 
 
 def test_an_object_that_can_be_read_again_keeps_its_place(tmp_path, source, ledger):
-    (name, *_) = [chunk.name for chunk in plan(a_run_context(tmp_path, source, ledger)).chunks]
+    name = first_chunk(a_run_context(tmp_path, source, ledger))
     source.failing = {"key-001": 0, "key-005": 0}
     context = a_run_context(tmp_path, source, ledger)
     chunk_steps.load_batch(context, name)
@@ -325,7 +282,7 @@ def test_an_object_that_can_be_read_again_keeps_its_place(tmp_path, source, ledg
 
 def test_source_that_only_lists_makes_no_object_unreadable(tmp_path, source, ledger):
     source.failing = dict.fromkeys(source.bodies, -1)
-    (name, *_) = [chunk.name for chunk in plan(a_run_context(tmp_path, source, ledger)).chunks]
+    name = first_chunk(a_run_context(tmp_path, source, ledger))
     for number in range(4):
         context = a_run_context(tmp_path, source, ledger, run=f"run-{number}")
         chunk_steps.load_batch(context, name)
@@ -336,7 +293,7 @@ def test_source_that_only_lists_makes_no_object_unreadable(tmp_path, source, led
 
 def test_a_source_that_is_down_makes_no_object_unreadable(tmp_path, source, ledger):
     source.failing = {key: 0 for key in source.bodies}
-    (name, *_) = [chunk.name for chunk in plan(a_run_context(tmp_path, source, ledger)).chunks]
+    name = first_chunk(a_run_context(tmp_path, source, ledger))
     source.down = SourceUnreachable("nobody answers")
     for number in range(5):
         context = a_run_context(tmp_path, source, ledger, run=f"run-{number}")
@@ -349,7 +306,7 @@ def test_a_source_that_is_down_makes_no_object_unreadable(tmp_path, source, ledg
 
 
 def test_failed_packing_keeps_and_reserves_only_journaled_bytes(context, source):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     source.failing = {"key-003": 0}
     chunk_steps.load_batch(context, name)
     with pytest.raises(ObjectReadFailed):
@@ -361,7 +318,7 @@ def test_failed_packing_keeps_and_reserves_only_journaled_bytes(context, source)
 
 
 def test_a_packing_that_fails_at_its_first_object_leaves_nothing(context, source):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     source.failing = {"dir/": -1}
     chunk_steps.load_batch(context, name)
     with pytest.raises(ObjectReadFailed):
@@ -372,7 +329,7 @@ def test_a_packing_that_fails_at_its_first_object_leaves_nothing(context, source
 
 def test_staging_over_limit_is_refused_before_any_fetch(tmp_path, source, ledger):
     context = a_run_context(tmp_path, source, ledger, packing={"staging_limit": "100KiB"})
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     chunk_steps.load_batch(context, name)
     with pytest.raises(StagingError):
         chunk_steps.pack_chunk(context, name)
@@ -393,7 +350,7 @@ def test_a_withdrawn_chunks_objects_are_planned_again_into_another_chunk(context
     "step", ["pack_chunk", "seal_chunk", "post_file", "upload_chunk", "verify_stored"]
 )
 def test_parked_chunk_is_refused_until_unparked(context, step):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     archive_chunk(context, name, until=getattr(chunk_steps, step))
     chunk_steps.park(context, name, "five runs failed")
     with pytest.raises(CafError, match="parked: five runs failed"):
@@ -455,34 +412,11 @@ def test_chunks_after_a_too_large_one_fit_with_manifests(tmp_path, source, ledge
     every_object_reads_back(context)
 
 
-@pytest.mark.thorough
-def test_older_version_loaded_later_is_not_current(tmp_path, ledger):
-    from datetime import timedelta
-
-    source = MemorySource({"a": b"old"})
-    context = a_run_context(tmp_path, source, ledger)
-    old = [chunk.name for chunk in plan(context).chunks]
-    source.bodies["a"] = b"new!"
-    original = source.object
-    source.object = lambda key: replace(
-        original(key), last_modified=original(key).last_modified + timedelta(days=1)
-    )
-    new = [chunk.name for chunk in plan(context).chunks]
-    for name in new:
-        archive_chunk(context, name)
-    source.bodies["a"] = b"old"
-    for name in old:
-        archive_chunk(context, name)
-    assert b"".join(fetch(ledger.lookup, context.store, "src", "a").pieces) == b"new!"
-
-
 def test_wrong_bytes_in_store_are_never_returned(context, tmp_path):
     archive_everything(context)
     location = context.ledger.lookup.locate("src", "key-000")
     file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
-    data = bytearray(file.read_bytes())
-    data[location.row.start_byte] ^= 1
-    file.write_bytes(data)
+    corrupt(file, location.row.start_byte)
     with pytest.raises(IntegrityError):
         save(fetch(context.ledger.lookup, context.store, "src", "key-000"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -587,8 +521,3 @@ def test_two_plans_at_once_claim_each_object_once(tmp_path, source, ledger):
 
     with ThreadPoolExecutor(2) as pool:
         assert sum(pool.map(plan_as, ["run-1", "run-2"])) == len(source.bodies)
-
-
-def test_this_process_is_named_in_the_lease():
-    holder = this_process("run-1")
-    assert (holder.run, holder.pid) == ("run-1", os.getpid())

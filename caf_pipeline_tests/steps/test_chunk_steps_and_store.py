@@ -8,11 +8,9 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import (
     CafError,
     ChunkTooLarge,
-    IllegalMove,
     IntegrityError,
     LeaseLost,
     NotProven,
-    StagingError,
     StoreError,
 )
 from caf_pipeline.ledger.records import OperatorControls, chunk_lease
@@ -24,6 +22,7 @@ from caf_pipeline_tests.support.run_contexts import (
     a_run_context,
     archive_chunk,
     archive_everything,
+    first_chunk,
     plan,
 )
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -49,8 +48,7 @@ def staged_files(context):
 
 
 def uploaded_chunk(context):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.upload_chunk)
+    name = first_chunk(context, until=chunk_steps.upload_chunk)
     return context.ledger.chunks.get(name)
 
 
@@ -103,6 +101,8 @@ def test_sealed_chunk_refused_by_all_providers_is_withdrawn_and_recut(context, s
         ChunkState.WITHDRAWN,
         [],
     )
+    with pytest.raises(CafError, match=r"withdrawn: .* too long"):
+        chunk_steps.post_file(context, names[0])
     report = plan(context)
     assert len(report.chunks) > 1
     assert all(chunk.expected_size_bytes <= 300_000 for chunk in report.chunks)
@@ -110,16 +110,6 @@ def test_sealed_chunk_refused_by_all_providers_is_withdrawn_and_recut(context, s
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
     assert context.ledger.lookup.locate("src", "key-000") is not None
-
-
-def test_a_withdrawn_chunk_says_why_to_whoever_runs_it(context, store):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.seal_chunk)
-    store.largest = 1000
-    with pytest.raises(ChunkTooLarge):
-        chunk_steps.post_file(context, name)
-    with pytest.raises(CafError, match=r"withdrawn: .* too long"):
-        chunk_steps.post_file(context, name)
 
 
 def test_plan_warns_of_target_size_too_slow_to_upload(context, store):
@@ -137,8 +127,7 @@ def test_a_target_size_that_fits_is_not_warned_about(context, store):
 def test_chunk_stays_under_target_of_its_plan(context, store, source):
     from caf_pipeline.inventory.headers import ObjectHeaders
 
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.seal_chunk)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     store.largest = 300_000
     with pytest.raises(ChunkTooLarge):
         chunk_steps.post_file(context, name)
@@ -146,13 +135,6 @@ def test_chunk_stays_under_target_of_its_plan(context, store, source):
     for chunk in plan(context).chunks:
         archive_chunk(context, chunk.name)
         assert context.ledger.chunks.get(chunk.name).stored_size_bytes <= 300_000
-
-
-def test_a_posted_chunk_is_not_withdrawn(context):
-    chunk = uploaded_chunk(context)
-    with pytest.raises(IllegalMove):
-        chunk_steps.withdraw(context, chunk.name)
-    assert staged_files(context) != []
 
 
 # --- what counts as a copy ---
@@ -251,15 +233,6 @@ def test_kept_files_are_not_counted_against_the_limit(tmp_path, source, ledger, 
         assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_chunk_too_large_even_without_kept_files_is_refused(tmp_path, source, ledger, store):
-    context = a_run_context(
-        tmp_path, source, ledger, store=store, packing={"staging_limit": "100KiB"}
-    )
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    with pytest.raises(StagingError):
-        archive_chunk(context, name)
-
-
 # --- reading the index, and the throttle ---
 
 
@@ -271,8 +244,7 @@ def test_the_index_is_opened_once_while_sealing(context, monkeypatch):
         return original(source, name)
 
     monkeypatch.setattr(chunk_steps, "ChunkFile", counted)
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.seal_chunk)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     assert opened == [name]
 
 
@@ -297,7 +269,7 @@ class Pausing:
 @pytest.mark.parametrize("state", ["planned", "sealed", "uploading", "verified"])
 def test_a_step_does_not_begin_while_everything_is_paused(tmp_path, source, ledger, store, state):
     context = a_run_context(tmp_path, source, ledger, store=store)
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     steps = {
         "sealed": chunk_steps.seal_chunk,
         "uploading": chunk_steps.upload_chunk,
@@ -333,7 +305,7 @@ def test_pause_stops_packing_in_middle_of_large_object(tmp_path, ledger, store):
         throttle=pausing.throttle,
         packing=packing,
     )
-    (name,) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     archive_chunk(context, name)
     assert pausing.looks == ["packing"]
 
@@ -341,7 +313,7 @@ def test_pause_stops_packing_in_middle_of_large_object(tmp_path, ledger, store):
 def test_a_lost_lease_ends_a_packing(context, monkeypatch):
     from caf_pipeline.ledger.leases import HeldLease
 
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     chunk_steps.load_batch(context, name)
     checks = []
 

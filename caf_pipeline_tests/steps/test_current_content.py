@@ -33,6 +33,7 @@ from caf_pipeline_tests.support.run_contexts import (
     account_for_plan,
     archive_chunk,
     archive_everything,
+    first_chunk,
     plan,
 )
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -66,18 +67,40 @@ def context(tmp_path, bucket, ledger):
     return a_run_context(tmp_path, bucket.source(), ledger)
 
 
+def archived(context, bucket, key, body, **options):
+    """Put an object and archive it, in a second of its own."""
+    bucket.put(key, body, **options)
+    archive_everything(context)
+    next_second()
+
+
 # --- a bucket without versions --------------------------------------------------------------------
 
 
+def put(body, **headers):
+    return body, {**SHA256, "Metadata": {}, **headers}
+
+
 @pytest.mark.thorough
-def test_returning_content_is_read_but_not_packed_again(context, bucket):
-    for body in (A, B, A):
-        bucket.put("k", body, **SHA256)
-        archive_everything(context)
-        next_second()
+@pytest.mark.parametrize(
+    ("history", "packed_times"),
+    [
+        ([put(A), put(B), put(A)], 2),
+        ([put(FIRST), put(SECOND), put(FIRST), put(SECOND)], 2),
+        ([put(A, ContentType="text/plain", Metadata={"a": "1"})] * 3, 1),
+        ([put(A, Metadata={"a": value}) for value in "1212"], 2),
+        ([(A, {"Metadata": {}})] * 2, 2),
+    ],
+    ids=["content", "bytes of one ETag", "nothing new", "headers", "no checksum"],
+)
+def test_what_returns_is_read_but_not_packed_again(context, bucket, history, packed_times):
+    for body, options in history:
+        archived(context, bucket, "k", body, **options)
         assert current(context)[0] == body
-    assert (packed(context), current(context)[1].is_current) == (2, True)
-    assert plan(context).exceptions == 0
+        assert headers_of(context)[1] == options["Metadata"]
+    assert (packed(context), current(context)[1].is_current) == (packed_times, True)
+    again = plan(context)
+    assert (again.exceptions, again.comparison.requests) == (0, 0)
 
 
 @pytest.mark.thorough
@@ -131,12 +154,8 @@ def test_deleted_key_reports_when_it_was_last_listed(context, bucket):
 
 @pytest.mark.thorough
 def test_inventories_that_are_planned_in_another_order_say_the_same(context, bucket):
-    bucket.put("k", A, **SHA256)
-    archive_everything(context)
-    next_second()
-    bucket.put("k", B, **SHA256)
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", A, **SHA256)
+    archived(context, bucket, "k", B, **SHA256)
     bucket.put("k", A, **SHA256)
     early = inventories.take_inventory(context)
     next_second()
@@ -149,11 +168,9 @@ def test_inventories_that_are_planned_in_another_order_say_the_same(context, buc
 
 @pytest.mark.thorough
 def test_chunk_loaded_late_does_not_make_older_content_current(context, bucket):
-    bucket.put("k", A, **SHA256)
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", A, **SHA256)
     bucket.put("k", B, **SHA256)
-    (late,) = [chunk.name for chunk in plan(context).chunks]
+    late = first_chunk(context)
     for step in ("load_batch", "pack_chunk", "seal_chunk"):
         getattr(chunk_steps, step)(context, late)
     next_second()
@@ -168,9 +185,7 @@ def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(
     context, bucket, ledger, tmp_path
 ):
     for body in (A, B, A):
-        bucket.put("k", body, **SHA256)
-        archive_everything(context)
-        next_second()
+        archived(context, bucket, "k", body, **SHA256)
     with connected(ledger.database) as connection:
         connection.execute("TRUNCATE current_exceptions, inventories")
     assert current(context)[0] == B
@@ -181,9 +196,7 @@ def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(
 @pytest.mark.thorough
 def test_rebuilt_ledger_has_objects_archived_again_for_headers(context, bucket, ledger, database):
     for value in ("1", "2"):
-        bucket.put("k", A, **SHA256, Metadata={"a": value})
-        archive_everything(context)
-        next_second()
+        archived(context, bucket, "k", A, **SHA256, Metadata={"a": value})
     rows = rows_of(ledger)["file_locations"]
     with connected(database) as connection:
         connection.execute(
@@ -197,11 +210,9 @@ def test_rebuilt_ledger_has_objects_archived_again_for_headers(context, bucket, 
 
 @pytest.mark.thorough
 def test_pending_or_skipped_current_content_is_reported(context, bucket):
-    bucket.put("k", A, **SHA256)
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", A, **SHA256)
     bucket.put("k", B, **SHA256)
-    (name,) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     body, currency = current(context)
     assert (body, currency.is_current, currency.chunk, currency.state) == (
         A,
@@ -241,19 +252,8 @@ def test_an_account_tells_current_older_and_gone_apart(context, bucket):
 
 
 @pytest.mark.thorough
-def test_same_bytes_with_same_headers_are_not_packed_again(context, bucket):
-    for _ in range(3):
-        bucket.put("k", A, **SHA256, ContentType="text/plain", Metadata={"a": "1"})
-        archive_everything(context)
-        next_second()
-    assert (packed(context), plan(context).comparison.requests) == (1, 0)
-
-
-@pytest.mark.thorough
 def test_a_look_settles_what_a_plan_has_compared(context, bucket):
-    bucket.put("k", A, **SHA256)
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", A, **SHA256)
     bucket.put("k", A, **SHA256)
     assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 1
     plan(context)
@@ -263,9 +263,7 @@ def test_a_look_settles_what_a_plan_has_compared(context, bucket):
 @pytest.mark.thorough
 def test_a_look_finds_content_that_came_back(context, bucket):
     for body in (A, B):
-        bucket.put("k", body)
-        archive_everything(context)
-        next_second()
+        archived(context, bucket, "k", body)
     bucket.put("k", A, **SHA256)
     assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 1
     plan(context)
@@ -291,9 +289,7 @@ def test_a_look_finds_content_that_came_back(context, bucket):
 )
 def test_the_same_bytes_with_other_headers_are_archived_again_whole(context, bucket, changed):
     first = {"ContentType": "text/plain", "Metadata": {"a": "1"}}
-    bucket.put("k", A, **SHA256, **first)
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", A, **SHA256, **first)
     bucket.put("k", A, **SHA256, **first | changed)
     archive_everything(context)
     expected = first | changed
@@ -305,23 +301,11 @@ def test_the_same_bytes_with_other_headers_are_archived_again_whole(context, buc
 
 
 @pytest.mark.thorough
-def test_returning_headers_are_read_but_not_packed_again(context, bucket):
-    for value in ("1", "2", "1", "2"):
-        bucket.put("k", A, **SHA256, Metadata={"a": value})
-        archive_everything(context)
-        next_second()
-        assert headers_of(context)[1] == {"a": value}
-    assert packed(context) == 2
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("content_type", ["text/plain", "text/html"])
 def test_rewritten_object_is_not_compared_while_left_out(
     tmp_path, context, bucket, ledger, content_type
 ):
-    bucket.put("k", A, **SHA256, ContentType="text/plain")
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", A, **SHA256, ContentType="text/plain")
     bucket.put("k", A, **SHA256, ContentType=content_type)
     sources = {"src": {"bucket": "b", "public": True, "exclude": ["k"]}}
     filtered = a_run_context(tmp_path, bucket.source(), ledger, sources=sources)
@@ -361,9 +345,7 @@ def test_rewritten_object_is_not_compared_while_left_out(
 
 @pytest.mark.thorough
 def test_comparing_headers_asks_no_provider(context, bucket, monkeypatch):
-    bucket.put("k", A, **SHA256, Metadata={"a": "1"})
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", A, **SHA256, Metadata={"a": "1"})
     bucket.put("k", A, **SHA256, Metadata={"a": "1"})
     monkeypatch.setattr(
         type(context.store), "holders", lambda *_: pytest.fail("the store was asked")
@@ -373,9 +355,7 @@ def test_comparing_headers_asks_no_provider(context, bucket, monkeypatch):
 
 @pytest.mark.thorough
 def test_object_rewritten_during_comparison_waits_for_next_inventory(context, bucket):
-    bucket.put("k", A, **SHA256)
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", A, **SHA256)
     bucket.put("k", A, **SHA256)
     listed = inventories.take_inventory(context)
     next_second()
@@ -399,9 +379,7 @@ def test_the_collision_pair_has_one_md5_and_two_sha256():
 @pytest.mark.thorough
 @pytest.mark.parametrize("checksum", [{}, SHA256], ids=["without", "sha256"])
 def test_other_bytes_with_the_same_etag_are_archived(context, bucket, checksum):
-    bucket.put("k", FIRST, **checksum)
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", FIRST, **checksum)
     bucket.put("k", SECOND, **checksum)
     preview = preview_plan(context, inventories.take_inventory(context))
     assert (preview.to_compare, preview.estimate.requests) == (1, 2)
@@ -421,32 +399,11 @@ def test_other_bytes_with_the_same_etag_are_archived(context, bucket, checksum):
 
 
 @pytest.mark.thorough
-def test_other_bytes_that_come_back_are_not_packed_again(context, bucket):
-    for body in (FIRST, SECOND, FIRST, SECOND):
-        bucket.put("k", body, **SHA256)
-        archive_everything(context)
-        assert current(context)[0] == body
-        next_second()
-    assert packed(context) == 2
-
-
-@pytest.mark.thorough
-def test_the_same_bytes_without_a_checksum_are_archived_once_more(context, bucket):
-    for expected in (1, 2):
-        bucket.put("k", A)
-        archive_everything(context)
-        next_second()
-        assert (packed(context), plan(context).comparison.requests) == (expected, 0)
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", ["CRC32", "CRC64NVME", "SHA1", "SHA256"])
 @pytest.mark.parametrize("rest", [b"", bytes(100 << 10)], ids=["whole", "in_ranges"])
 def test_bytes_with_an_equal_checksum_are_not_archived_again(context, bucket, algorithm, rest):
     for _ in range(2):
-        bucket.put("k", FIRST + rest, ChecksumAlgorithm=algorithm)
-        archive_everything(context)
-        next_second()
+        archived(context, bucket, "k", FIRST + rest, ChecksumAlgorithm=algorithm)
     assert packed(context) == 1
     bucket.put("k", SECOND + rest, ChecksumAlgorithm=algorithm)
     report = plan(context)
@@ -455,9 +412,7 @@ def test_bytes_with_an_equal_checksum_are_not_archived_again(context, bucket, al
 
 @pytest.mark.thorough
 def test_a_crc64_that_packing_computed_is_compared(context, bucket):
-    bucket.put("k", FIRST)
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", FIRST)
     bucket.put("k", FIRST, ChecksumAlgorithm="CRC64NVME")
     assert plan(context).comparison.equal == 1
     next_second()
@@ -467,9 +422,7 @@ def test_a_crc64_that_packing_computed_is_compared(context, bucket):
 
 @pytest.mark.thorough
 def test_a_checksum_of_another_algorithm_is_not_comparable(context, bucket):
-    bucket.put("k", A, ChecksumAlgorithm="CRC32")
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", A, ChecksumAlgorithm="CRC32")
     bucket.put("k", A, ChecksumAlgorithm="SHA1")
     assert plan(context).comparison.without_checksum == 1
 
@@ -480,9 +433,7 @@ def test_a_checksum_of_another_algorithm_is_not_comparable(context, bucket):
 @pytest.mark.thorough
 def test_version_is_current_again_after_deletion_of_the_next(context, bucket):
     bucket.keep_versions()
-    bucket.put("k", A)
-    archive_everything(context)
-    next_second()
+    archived(context, bucket, "k", A)
     second = bucket.put("k", B)["VersionId"]
     archive_everything(context)
     bucket.client.delete_object(Bucket=bucket.name, Key="k", VersionId=second)
@@ -498,7 +449,7 @@ def test_old_unarchived_version_is_archived_once_current(context, bucket):
     second = bucket.put("k", B)["VersionId"]
     archive_everything(context)
     bucket.client.delete_object(Bucket=bucket.name, Key="k", VersionId=second)
-    (name,) = [chunk.name for chunk in plan(context).chunks]
+    name = first_chunk(context)
     assert (current(context)[0], current(context)[1].chunk) == (B, name)
     archive_chunk(context, name)
     assert (current(context)[0], current(context)[1].is_current) == (A, True)

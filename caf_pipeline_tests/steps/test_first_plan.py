@@ -26,8 +26,6 @@ from caf_pipeline_tests.support.chain_user import ChainUser, random_content
 from caf_pipeline_tests.support.command_line import expect_error, source_text
 from caf_pipeline_tests.support.forged_chunks import Forgery, put
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
-from caf_pipeline_tests.support.jackal_network import jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.postgres import connected
@@ -129,22 +127,6 @@ def test_interrupted_rebuild_blocks_plans_until_continued(emptied, archived):
     list(rebuild.rebuild(context, dry_run=True))
     with pytest.raises(StoredAlready):
         first_plan(context)
-    list(rebuild.rebuild(context))
-    assert first_plan(context).chunks == []
-
-
-@pytest.mark.thorough
-def test_rebuild_that_skipped_chunk_blocks_plans_until_complete(emptied, archived):
-    archived.objects.bodies["second"] = b"second"
-    archive_everything(archived)
-    context = registered(emptied)
-    file, _ = (archived.store.folder / "chunks").iterdir()
-    away = file.rename(file.with_suffix(".away"))
-    for _ in range(2):  # the second rebuild restores nothing, and is still incomplete
-        assert sorted(outcome.complete for outcome in rebuild.rebuild(context)) == [False, True]
-        with pytest.raises(StoredAlready, match="incomplete"):
-            first_plan(context)
-    away.rename(file)
     list(rebuild.rebuild(context))
     assert first_plan(context).chunks == []
 
@@ -272,18 +254,8 @@ def test_launchpad_plans_new_archive_only_if_ordered(pipeline, new_ledger):
 
 
 @pytest.fixture
-def wallet(network):
-    return wallet_with_space(network)
-
-
-@pytest.fixture
-def context(tmp_path, ledger, network, wallet):
-    settings = jackal_settings(network, mnemonic=wallet.words)
-    context = a_run_context(
-        tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings
-    )
-    yield context
-    context.store.close()
+def context(ledger, wallet, jackal_context):
+    return jackal_context(MemorySource(dict(BODIES)), ledger, jackal={"mnemonic": wallet.words})
 
 
 def post(network, words, note):
@@ -320,14 +292,10 @@ def test_unreachable_chain_does_not_count_as_empty(context, network):
     assert len(first_plan(context).chunks) == 1
 
 
-def test_missing_wallet_leaves_owner_of_files_unknown(tmp_path, ledger, network):
-    settings = jackal_settings(network, mnemonic=None)
-    context = a_run_context(
-        tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings
-    )
+def test_missing_wallet_leaves_owner_of_files_unknown(ledger, jackal_context):
+    context = jackal_context(MemorySource(dict(BODIES)), ledger, jackal={"mnemonic": None})
     with pytest.raises(MnemonicRefused):
         first_plan(context)
-    context.store.close()
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -365,16 +333,6 @@ def test_same_settings_and_wallet_in_new_folder_pay_nothing(
     assert second("run").status == 0
     assert {chunk.state for chunk in fresh.chunks.list()} == {ChunkState.LOCATED}
     assert network.state()["charged"][wallet.address] == charged
-
-
-@pytest.mark.thorough
-def test_doctor_keeps_first_copy_beside_second(make_home, new_ledger):
-    first, second = make_home("first", new_ledger()), make_home("second", new_ledger())
-    assert first("run").status == 0
-    assert second("run", "--source", "src", "--new-archive").status == 0
-    looked = second("doctor", "--dry-run")
-    assert looked.status == 0
-    assert b"nothing was found" in looked.out
 
 
 @pytest.mark.thorough

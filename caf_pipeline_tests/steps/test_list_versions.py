@@ -84,44 +84,27 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(list_source, "PIECE_OBJECTS", 20)
 
 
+@pytest.fixture
+def listing(shape, repeats, versions, threads):
+    """Return the history that is listed, and how."""
+    return HISTORIES[shape], repeats, versions, threads
+
+
 @pytest.mark.parametrize("threads", sampled([1, 8], every=2))
+@pytest.mark.parametrize("versions", ["all", "current"])
+@pytest.mark.parametrize("repeats", [False, True], ids=["", "the last comes again"])
 @pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
 def test_each_version_and_delete_marker_is_listed_once(
-    scripted_s3, tmp_path, small_pieces, shape, threads
+    scripted_s3, tmp_path, small_pieces, listing
 ):
-    history = HISTORIES[shape]
-    objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(
-        a_listing_context(tmp_path, objects, versions="all", listing_threads=threads)
-    )
-    assert rows_of(snapshot) == expected(history)
-    assert snapshot.object_count == sum(not marker for *_, marker in expected(history))
-    assert snapshot.beside == counts_of(history)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
-def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, small_pieces, shape):
-    history = HISTORIES[shape]
-    objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_listing_context(tmp_path, objects))
-    assert rows_of(snapshot) == [row for row in expected(history) if row[2] and not row[3]]
-    assert (snapshot.all_versions, snapshot.beside) == (False, counts_of(history))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("versions", ["current", "all"])
-@pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
-def test_version_repeated_at_page_start_counts_once(
-    scripted_s3, tmp_path, small_pieces, shape, versions
-):
-    history = HISTORIES[shape]
-    objects = ListedKeys((), history=history, repeats=True).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_listing_context(tmp_path, objects, versions=versions))
-    assert rows_of(snapshot) == [
-        row for row in expected(history) if versions == "all" or (row[2] and not row[3])
-    ]
-    assert snapshot.beside == counts_of(history)
+    history, repeats, versions, threads = listing
+    objects = ListedKeys((), history=history, repeats=repeats).serve(scripted_s3, page_keys=10)
+    context = a_listing_context(tmp_path, objects, versions=versions, listing_threads=threads)
+    snapshot = take_inventory(context)
+    is_listed = [row for row in expected(history) if versions == "all" or (row[2] and not row[3])]
+    assert rows_of(snapshot) == is_listed
+    assert snapshot.object_count == sum(not marker for *_, marker in is_listed)
+    assert (snapshot.all_versions, snapshot.beside) == (versions == "all", counts_of(history))
 
 
 @pytest.mark.thorough

@@ -10,21 +10,15 @@ from caf_pipeline.errors import LedgerError, StoredAlready
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline_tests.support.crashes import examined, mended
-from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
-from caf_pipeline_tests.support.jackal_network import jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything
+from caf_pipeline_tests.support.run_contexts import archive_chunk, archive_everything
 
 
 @pytest.fixture
-def context(tmp_path, ledger, network):
+def context(ledger, wallet, jackal_context):
     source = MemorySource({f"key-{number}": os.urandom(5_000) for number in range(5)})
-    jackal = jackal_settings(network, mnemonic=wallet_with_space(network).words)
-    context = a_run_context(tmp_path, source, ledger, store=open_jackal_store, jackal=jackal)
-    yield context
-    context.store.close()
+    return jackal_context(source, ledger, jackal={"mnemonic": wallet.words})
 
 
 @contextlib.contextmanager

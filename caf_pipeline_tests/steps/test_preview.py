@@ -23,6 +23,7 @@ from caf_pipeline_tests.support.run_contexts import (
     a_run_context,
     archive_chunk,
     archive_everything,
+    first_chunk,
     plan,
 )
 
@@ -119,7 +120,7 @@ def test_preview_warns_of_missing_and_single_recipients(tmp_path, source, ledger
 
 
 def test_what_is_archived_claimed_and_skipped_is_told_apart(context, source):
-    (done, *_) = [chunk.name for chunk in plan(context).chunks]
+    done = first_chunk(context)
     archive_chunk(context, done)
     members = context.ledger.chunks.get(done).member_count
     source.bodies["denied"] = b"x"

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -18,12 +19,12 @@ from caf_pipeline.errors import (
     StoreError,
 )
 from caf_pipeline.formats import age
+from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.key_check import KeyCheck, check_keys
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -35,6 +36,9 @@ from caf_pipeline_tests.support.run_contexts import (
     account_for_plan,
     archive_chunk,
     archive_everything,
+    every_object_reads_back,
+    first_chunk,
+    object_bytes,
     plan,
 )
 
@@ -45,6 +49,18 @@ def source():
         {f"key-{number:03d}": os.urandom(40_000) for number in range(40)}
         | {"empty": b"", "large": os.urandom(300_000)}
     )
+
+
+@pytest.fixture
+def worker(tmp_path, source, ledger):
+    """Return a run context without the identity."""
+    return a_private_context(tmp_path, source, ledger)
+
+
+@pytest.fixture
+def reader(tmp_path, source, ledger):
+    """Return a run context with the identity."""
+    return a_private_context(tmp_path, source, ledger, identity=IDENTITY)
 
 
 def states(context):
@@ -60,39 +76,33 @@ def opened(context, name):
     )
 
 
-def test_every_object_reads_back_with_the_identity(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_every_object_reads_back_with_the_identity(source, worker, reader):
     report = plan(worker)
     for chunk in report.chunks:
         archive_chunk(worker, chunk.name)
     assert set(states(worker).values()) == {ChunkState.LOCATED}
     assert account_for_plan(worker, report).located == len(source.bodies)
-    reader = a_private_context(tmp_path, source, ledger, identity=IDENTITY)
-    for key, body in source.bodies.items():
-        archived = fetch(ledger.lookup, reader.opened, "src", key)
-        assert b"".join(archived.pieces) == body
+    every_object_reads_back(reader)
 
 
-def test_a_worker_cannot_read_objects(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_a_worker_cannot_read_objects(worker):
     archive_everything(worker)
     with pytest.raises(IdentityMissing):
-        b"".join(fetch(ledger.lookup, worker.opened, "src", "key-000").pieces)
+        object_bytes(worker, "key-000")
 
 
-def test_another_identity_opens_nothing(tmp_path, source, ledger):
-    archive_everything(a_private_context(tmp_path, source, ledger))
+def test_another_identity_opens_nothing(tmp_path, source, ledger, worker):
+    archive_everything(worker)
     reader = a_private_context(tmp_path, source, ledger, identity=age.new_identity())
     with pytest.raises(NoMatchingIdentity):
-        b"".join(fetch(ledger.lookup, reader.opened, "src", "key-000").pieces)
+        object_bytes(reader, "key-000")
 
 
-def test_staging_and_store_hold_no_plaintext(tmp_path, ledger):
-    source = MemorySource({f"secret-key-{number}": b"plaintext!" * 5000 for number in range(9)})
-    worker = a_private_context(tmp_path, source, ledger)
-    (planned,) = plan(worker).chunks
+def test_staging_and_store_hold_no_plaintext(tmp_path, worker):
+    worker.objects.bodies = {f"secret-key-{number}": b"plaintext!" * 5000 for number in range(9)}
+    name = first_chunk(worker)
     for step in CHUNK_STEPS:
-        step(worker, planned.name)
+        step(worker, name)
         for folder in (worker.staging(), tmp_path / "store"):
             for path in folder.rglob("*"):
                 if path.is_file():
@@ -101,52 +111,47 @@ def test_staging_and_store_hold_no_plaintext(tmp_path, ledger):
                     assert b"secret-key" not in content
 
 
-def test_checks_count_rows_and_need_no_identity(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_checks_count_rows_and_need_no_identity(ledger, worker, reader):
     (name, *_) = archive_everything(worker)
     assert account_for_chunk(worker, name).agrees
     assert fetch_members(worker, name).not_run
-    fetched = fetch_members(a_private_context(tmp_path, source, ledger, identity=IDENTITY), name)
+    fetched = fetch_members(reader, name)
     assert fetched.tried == 20 or fetched.tried == ledger.chunks.get(name).member_count
     assert not fetched.mismatched
 
 
 def test_a_source_without_recipients_packs_nothing(tmp_path, source, ledger):
     context = a_run_context(tmp_path, source, ledger, public=False)
-    (planned, *_) = plan(context).chunks
+    name = first_chunk(context)
     with pytest.raises(NotPublic):
-        chunk_steps.load_batch(context, planned.name)
+        chunk_steps.load_batch(context, name)
     assert not list(context.staging().iterdir())
 
 
-def test_a_sealed_plain_chunk_is_encrypted_before_the_post(tmp_path, source, ledger):
+def test_a_sealed_plain_chunk_is_encrypted_before_the_post(tmp_path, source, ledger, worker):
     public = a_run_context(tmp_path, source, ledger)
-    (planned, *_) = plan(public).chunks
-    archive_chunk(public, planned.name, until=chunk_steps.seal_chunk)
-    assert not ledger.chunks.get(planned.name).encrypted
-    archive_chunk(a_private_context(tmp_path, source, ledger), planned.name)
-    assert ledger.chunks.get(planned.name).encrypted
+    name = first_chunk(public, until=chunk_steps.seal_chunk)
+    assert not ledger.chunks.get(name).encrypted
+    archive_chunk(worker, name)
+    assert ledger.chunks.get(name).encrypted
 
 
-def test_posted_plain_chunk_of_private_source_is_not_uploaded(tmp_path, source, ledger):
+def test_posted_plain_chunk_of_private_source_is_not_uploaded(tmp_path, source, ledger, worker):
     public = a_run_context(tmp_path, source, ledger)
-    (planned, *_) = plan(public).chunks
-    archive_chunk(public, planned.name, until=chunk_steps.post_file)
+    name = first_chunk(public, until=chunk_steps.post_file)
     with pytest.raises(NotPublic):
-        chunk_steps.upload_chunk(a_private_context(tmp_path, source, ledger), planned.name)
+        chunk_steps.upload_chunk(worker, name)
 
 
-def test_an_encrypted_chunk_of_a_public_source_stays_encrypted(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
-    (planned, *_) = plan(worker).chunks
-    archive_chunk(worker, planned.name, until=chunk_steps.seal_chunk)
-    root = ledger.chunks.get(planned.name).merkle_root
-    archive_chunk(a_run_context(tmp_path, source, ledger), planned.name)
-    assert ledger.chunks.get(planned.name).merkle_root == root
+def test_an_encrypted_chunk_of_a_public_source_stays_encrypted(tmp_path, source, ledger, worker):
+    name = first_chunk(worker, until=chunk_steps.seal_chunk)
+    root = ledger.chunks.get(name).merkle_root
+    archive_chunk(a_run_context(tmp_path, source, ledger), name)
+    assert ledger.chunks.get(name).merkle_root == root
 
 
-def test_age_opens_a_stored_chunk(tmp_path, source, ledger, age_tool):
-    archive_everything(a_private_context(tmp_path, source, ledger))
+def test_age_opens_a_stored_chunk(tmp_path, source, age_tool, worker):
+    archive_everything(worker)
     identity = tmp_path / "identity"
     identity.write_text(IDENTITY.reveal())
     member_count = 0
@@ -157,17 +162,16 @@ def test_age_opens_a_stored_chunk(tmp_path, source, ledger, age_tool):
     assert member_count == len(source.bodies)
 
 
-def test_a_flipped_bit_is_an_integrity_error(tmp_path, source, ledger):
-    archive_everything(a_private_context(tmp_path, source, ledger))
+def test_a_flipped_bit_is_an_integrity_error(tmp_path, worker, reader):
+    archive_everything(worker)
     for path in (tmp_path / "store").rglob("*"):
         if path.is_file() and path.stat().st_size > 100_000:
             content = bytearray(path.read_bytes())
             for at in range(2000, len(content), 65_552):
                 content[at] ^= 1
             path.write_bytes(content)
-    reader = a_private_context(tmp_path, source, ledger, identity=IDENTITY)
     with pytest.raises(IntegrityError):
-        b"".join(fetch(ledger.lookup, reader.opened, "src", "large").pieces)
+        object_bytes(reader, "large")
 
 
 # --- a lost staged file
@@ -175,14 +179,12 @@ def test_a_flipped_bit_is_an_integrity_error(tmp_path, source, ledger):
 
 def a_lost_chunk(context, until):
     """Archive a chunk up to a step, then lose its staged file."""
-    (planned, *_) = plan(context).chunks
-    archive_chunk(context, planned.name, until=until)
-    staged_path(context, planned.name).unlink()
-    return planned.name
+    name = first_chunk(context, until=until)
+    staged_path(context, name).unlink()
+    return name
 
 
-def test_a_sealed_chunk_is_packed_under_a_new_key(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_a_sealed_chunk_is_packed_under_a_new_key(ledger, worker):
     name = a_lost_chunk(worker, chunk_steps.seal_chunk)
     before = ledger.chunks.get(name).merkle_root
     for step in CHUNK_STEPS:
@@ -192,16 +194,7 @@ def test_a_sealed_chunk_is_packed_under_a_new_key(tmp_path, source, ledger):
     assert after.merkle_root != before
 
 
-def test_a_posted_chunk_comes_back_from_the_store(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
-    name = a_lost_chunk(worker, chunk_steps.upload_chunk)
-    chunk_steps.upload_chunk(worker, name)
-    assert ledger.chunks.get(name).state is ChunkState.UPLOADING
-    assert staged_path(worker, name).exists()
-
-
-def test_a_chunk_that_nobody_has_is_abandoned(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_a_chunk_that_nobody_has_is_abandoned(ledger, worker, reader):
     name = a_lost_chunk(worker, chunk_steps.post_file)
     with pytest.raises(StoreError):
         chunk_steps.upload_chunk(worker, name)
@@ -209,13 +202,10 @@ def test_a_chunk_that_nobody_has_is_abandoned(tmp_path, source, ledger):
     plan(worker)
     for chunk in ledger.chunks.list("src", UNDER_WAY):
         archive_chunk(worker, chunk.name)
-    reader = a_private_context(tmp_path, source, ledger, identity=IDENTITY)
-    for key, body in source.bodies.items():
-        assert b"".join(fetch(ledger.lookup, reader.opened, "src", key).pieces) == body
+    every_object_reads_back(reader)
 
 
-def test_a_lost_stored_chunk_is_not_repaired_from_the_source(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_a_lost_stored_chunk_is_not_repaired_from_the_source(ledger, worker):
     (name, *_) = archive_everything(worker)
     posting = posting_of(ledger.chunks.get(name))
     worker.store._chunk_path(posting).unlink()
@@ -231,8 +221,7 @@ def checked(context, identity=IDENTITY):
     return list(check_keys(context.ledger.lookup, context.store, [identity], "src"))
 
 
-def test_an_identity_opens_every_chunk(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_an_identity_opens_every_chunk(worker):
     names = archive_everything(worker)
     assert checked(worker) == [KeyCheck(name) for name in names]
     for result in checked(worker, age.new_identity()):
@@ -241,8 +230,7 @@ def test_an_identity_opens_every_chunk(tmp_path, source, ledger):
 
 
 @pytest.mark.parametrize("identity", [IDENTITY, age.new_identity()], ids=["right", "wrong"])
-def test_a_foreign_stored_header_is_told_from_a_wrong_identity(tmp_path, source, ledger, identity):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_a_foreign_stored_header_is_told_from_a_wrong_identity(ledger, identity, worker):
     (name, *_) = archive_everything(worker)
     chunk = ledger.chunks.get(name)
     header = ledger.lookup.chunk_header(chunk.merkle_root)
@@ -256,8 +244,7 @@ def test_a_foreign_stored_header_is_told_from_a_wrong_identity(tmp_path, source,
         assert bool(result.identity_problem) == (identity is not IDENTITY)
 
 
-def test_a_foreign_header_in_the_ledger_is_told(tmp_path, source, ledger, database):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_a_foreign_header_in_the_ledger_is_told(database, worker):
     (name, *_) = archive_everything(worker)
     forged = age.make_header([age.new_identity().recipient], os.urandom(16))
     with connected(database) as connection:
@@ -267,15 +254,13 @@ def test_a_foreign_header_in_the_ledger_is_told(tmp_path, source, ledger, databa
     assert not any(result.identity_problem for result in results.values())
 
 
-def test_a_posted_chunk_is_checked_without_its_store(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_a_posted_chunk_is_checked_without_its_store(worker):
     names = [chunk.name for chunk in plan(worker).chunks]
     archive_chunk(worker, names[0], until=chunk_steps.post_file)
     assert checked(worker) == [KeyCheck(names[0])]
 
 
-def test_a_private_plan_keeps_room_for_encryption(tmp_path, source, ledger):
-    worker = a_private_context(tmp_path, source, ledger)
+def test_a_private_plan_keeps_room_for_encryption(tmp_path, source, ledger, worker):
     public = a_run_context(tmp_path / "public", source, ledger)
     snapshot = inventories.take_inventory(worker)
     limits = [
@@ -291,22 +276,19 @@ def test_a_private_plan_keeps_room_for_encryption(tmp_path, source, ledger):
 @pytest.mark.thorough
 @pytest.mark.parametrize("staging", ["kept", "lost"])
 @pytest.mark.parametrize("last", CHUNK_STEPS, ids=lambda step: step.__name__)
-def test_another_run_continues_after_each_step(tmp_path, source, ledger, last, staging):
-    worker = a_private_context(tmp_path, source, ledger)
-    (planned, *_) = plan(worker).chunks
-    archive_chunk(worker, planned.name, until=last)
+def test_another_run_continues_after_each_step(worker, reader, last, staging):
+    ledger = worker.ledger
+    name = first_chunk(worker, until=last)
     if staging == "lost":
         shutil.rmtree(worker.staging())
-    other = a_private_context(tmp_path, source, ledger, run="run-2")
+    other = replace(worker, holder=this_process("run-2"))
     nobody_has_it = staging == "lost" and last is chunk_steps.post_file
     if nobody_has_it:
         with pytest.raises(StoreError):
-            archive_chunk(other, planned.name)
+            archive_chunk(other, name)
         plan(other)
     for chunk in ledger.chunks.list("src", UNDER_WAY):
         archive_chunk(other, chunk.name)
-    ended = ledger.chunks.get(planned.name).state
+    ended = ledger.chunks.get(name).state
     assert ended is (ChunkState.ABANDONED if nobody_has_it else ChunkState.LOCATED)
-    reader = a_private_context(tmp_path, source, ledger, identity=IDENTITY)
-    for key, body in source.bodies.items():
-        assert b"".join(fetch(ledger.lookup, reader.opened, "src", key).pieces) == body
+    every_object_reads_back(reader)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from contextlib import closing
 
 import pytest
 
@@ -16,17 +15,13 @@ from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
-from caf_pipeline_tests.support.jackal_network import jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
-    a_run_context,
-    archive_chunk,
     archive_everything,
-    plan,
+    every_object_reads_back,
+    first_chunk,
 )
 
 IDENTITY = age.new_identity()
@@ -39,29 +34,9 @@ def source():
 
 
 @pytest.fixture
-def context(tmp_path, ledger, network, source):
-    wallet = wallet_with_space(network)
-    context = a_run_context(
-        tmp_path,
-        source,
-        ledger,
-        public=False,
-        store=open_jackal_store,
-        jackal=jackal_settings(network, mnemonic=wallet.words, proof_seconds=8),
-        encryption=ENCRYPTION,
-    )
-    yield context
-    context.store.close()
-
-
-def a_chunk(context, until):
-    (planned,) = plan(context).chunks
-    archive_chunk(context, planned.name, until=until)
-    return planned.name
-
-
-def lose_staged_file(context, name):
-    staged_path(context, name).unlink()
+def context(ledger, source, wallet, jackal_context):
+    jackal = {"mnemonic": wallet.words, "proof_seconds": 8}
+    return jackal_context(source, ledger, jackal=jackal, public=False, encryption=ENCRYPTION)
 
 
 def chain_file(context, name):
@@ -76,27 +51,21 @@ def test_the_chain_sees_archive_header_hash_and_mac_alone(context):
     note = json.loads(chain_file(context, name).note)
     assert len(bytes.fromhex(note.pop("mac"))) == 32
     assert note == {"caf_pipeline": chunk.archive_id, "header_sha256": header.sha256.hex()}
-    for key, body in context.objects.bodies.items():
-        archived = fetch(context.ledger.lookup, context.opened, "src", key)
-        assert b"".join(archived.pieces) == body
+    every_object_reads_back(context)
 
 
-def test_a_ledger_is_rebuilt_from_the_chain(context, network, tmp_path, new_ledger):
+def test_a_ledger_is_rebuilt_from_the_chain(context, wallet, jackal_context, tmp_path, new_ledger):
     (name,) = archive_everything(context)
-    lost = a_run_context(
-        tmp_path / "second",
+    lost = jackal_context(
         context.objects,
         new_ledger(),
+        folder=tmp_path / "second",
+        jackal={"mnemonic": wallet.words},
         public=False,
-        store=open_jackal_store,
-        jackal=context.settings.jackal,
         encryption=ENCRYPTION,
     )
-    with closing(lost.store):
-        assert [outcome.finding.name for outcome in rebuild(lost)] == [name]
-        for key, body in context.objects.bodies.items():
-            archived = fetch(lost.ledger.lookup, lost.opened, "src", key)
-            assert b"".join(archived.pieces) == body
+    assert [outcome.finding.name for outcome in rebuild(lost)] == [name]
+    every_object_reads_back(lost)
 
 
 def test_a_lying_provider_is_blamed_and_replaced(context, network):
@@ -108,15 +77,6 @@ def test_a_lying_provider_is_blamed_and_replaced(context, network):
     assert b"".join(archived.pieces) == context.objects.bodies["key-003"]
 
 
-def test_a_lost_posted_chunk_that_nobody_has_is_abandoned(context, network):
-    name = a_chunk(context, chunk_steps.post_file)
-    lose_staged_file(context, name)
-    with pytest.raises(StoreError):
-        chunk_steps.upload_chunk(context, name)
-    assert context.ledger.chunks.get(name).state is ChunkState.ABANDONED
-    assert context.objects.reads
-
-
 @pytest.mark.parametrize(
     ("part", "method"),
     [(TransactionLog, "settle"), (ChunkMoves, "record_posting")],
@@ -126,13 +86,13 @@ def test_a_sent_transaction_of_a_lost_chunk_is_settled(context, network, monkeyp
     def die(*given, **options):
         raise KeyboardInterrupt
 
-    name = a_chunk(context, chunk_steps.seal_chunk)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     with monkeypatch.context() as patched:
         patched.setattr(part, method, die)
         with pytest.raises(KeyboardInterrupt):
             chunk_steps.post_file(context, name)
     assert context.ledger.chunks.get(name).state is ChunkState.POSTING
-    lose_staged_file(context, name)
+    staged_path(context, name).unlink()
     with pytest.raises(StoreError):
         chunk_steps.post_file(context, name)
     chunk = context.ledger.chunks.get(name)
@@ -141,8 +101,8 @@ def test_a_sent_transaction_of_a_lost_chunk_is_settled(context, network, monkeyp
 
 
 def test_a_lost_chunk_waits_for_a_silent_provider(context, network):
-    name = a_chunk(context, chunk_steps.post_file)
-    lose_staged_file(context, name)
+    name = first_chunk(context, until=chunk_steps.post_file)
+    staged_path(context, name).unlink()
     network.kill_provider(0)
     with pytest.raises(StoreUnreachable):
         chunk_steps.upload_chunk(context, name)
@@ -153,10 +113,10 @@ def test_a_lost_chunk_waits_for_a_silent_provider(context, network):
     assert context.ledger.chunks.get(name).state is ChunkState.ABANDONED
 
 
-def test_a_lost_uploaded_chunk_comes_back_from_a_provider(context, network):
-    name = a_chunk(context, chunk_steps.upload_chunk)
+def test_a_posted_chunk_comes_back_from_the_store(context, network):
+    name = first_chunk(context, until=chunk_steps.upload_chunk)
     root = context.ledger.chunks.get(name).merkle_root
-    lose_staged_file(context, name)
+    staged_path(context, name).unlink()
     for step in CHUNK_STEPS:
         step(context, name)
     chunk = context.ledger.chunks.get(name)
@@ -165,7 +125,7 @@ def test_a_lost_uploaded_chunk_comes_back_from_a_provider(context, network):
 
 
 def test_a_message_of_a_dead_run_is_not_signed(context):
-    name = a_chunk(context, chunk_steps.seal_chunk)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     log = context.ledger.transactions(context.holder)
     with context.lease(chunk_lease(name)) as lease:
         context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
@@ -177,13 +137,13 @@ def test_a_message_of_a_dead_run_is_not_signed(context):
 
 
 def test_a_lost_chunk_that_was_never_signed_is_abandoned(context, network):
-    name = a_chunk(context, chunk_steps.seal_chunk)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     log = context.ledger.transactions(context.holder)
     account, before = context.store.poster.account, network.state()["broadcasts"]
     with context.lease(chunk_lease(name)) as lease:
         context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
         log.ask(account, name, b"message", 1, epoch=lease.epoch)
-    lose_staged_file(context, name)
+    staged_path(context, name).unlink()
     with pytest.raises(StoreError):
         chunk_steps.post_file(context, name)
     assert context.ledger.chunks.get(name).state is ChunkState.ABANDONED

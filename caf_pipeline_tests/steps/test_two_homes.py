@@ -7,7 +7,6 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, StoreError
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -16,6 +15,8 @@ from caf_pipeline_tests.support.run_contexts import (
     a_run_context,
     archive_chunk,
     archive_everything,
+    every_object_reads_back,
+    object_bytes,
     plan,
 )
 from caf_pipeline_tests.support.tiers import sampled
@@ -56,8 +57,7 @@ def test_one_home_finishes_what_the_other_started(homes, reached):
         assert not plan(context).chunks
     assert posted in (None, first.ledger.chunks.get(name).merkle_root)
     assert len(list((first.store.folder / "chunks").iterdir())) == 1
-    for key, body in BODIES.items():
-        assert b"".join(fetch(second.ledger.lookup, second.store, "src", key).pieces) == body
+    every_object_reads_back(second)
 
 
 def test_posted_chunk_with_changed_objects_stays_with_its_packer(homes, source):
@@ -70,10 +70,7 @@ def test_posted_chunk_with_changed_objects_stays_with_its_packer(homes, source):
             archive_chunk(second, name)
         assert first.ledger.chunks.get(name).state is ChunkState.POSTED
     archive_chunk(first, name)
-    assert (
-        b"".join(fetch(second.ledger.lookup, second.store, "src", "key-0").pieces)
-        == BODIES["key-0"]
-    )
+    assert object_bytes(second, "key-0") == BODIES["key-0"]
 
 
 def test_posted_chunk_with_lost_staging_is_abandoned_by_successor(homes, source, tmp_path, ledger):
@@ -93,10 +90,7 @@ def test_posted_chunk_with_lost_staging_is_abandoned_by_successor(homes, source,
     assert ledger.chunks.get(name).state is ChunkState.ABANDONED
     source.unavailable.clear()
     archive_everything(at_its_place)
-    assert (
-        b"".join(fetch(second.ledger.lookup, second.store, "src", "key-0").pieces)
-        == BODIES["key-0"]
-    )
+    assert object_bytes(second, "key-0") == BODIES["key-0"]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +107,4 @@ def test_missing_plans_folder_is_named_and_changes_nothing(homes, reached, tmp_p
         archive_chunk(second, name)
     (tmp_path / "away").rename(plans)
     archive_chunk(first, name)
-    assert (
-        b"".join(fetch(first.ledger.lookup, first.store, "src", "key-7").pieces) == BODIES["key-7"]
-    )
+    assert object_bytes(first, "key-7") == BODIES["key-7"]

@@ -1,5 +1,6 @@
 """Two homes with empty ledgers and one wallet, or one folder, never archive the same twice."""
 
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,40 +15,28 @@ from caf_pipeline.steps.first_plan import accept_new_archive
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline_tests.support.crashes import mended
-from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
-from caf_pipeline_tests.support.jackal_network import jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk
 
 
 @pytest.fixture
-def wallet(network):
-    return wallet_with_space(network)
-
-
-@pytest.fixture
-def new_home(tmp_path, network, wallet, new_ledger):
+def new_home(tmp_path, wallet, new_ledger, jackal_context):
     """Open a home with an empty ledger. All homes have the same objects and the same wallet."""
     objects = MemorySource({f"key-{number}": os.urandom(5_000) for number in range(3)})
-    homes = []
+    numbers = itertools.count()
 
     def make(source=objects, ledger=None):
-        home = a_run_context(
-            tmp_path / f"home-{len(homes)}",
+        number = next(numbers)
+        return jackal_context(
             source,
             ledger or new_ledger(),
-            run=f"run-{len(homes)}",
-            store=open_jackal_store,
-            jackal=jackal_settings(network, mnemonic=wallet.words),
+            folder=tmp_path / f"home-{number}",
+            run=f"run-{number}",
+            jackal={"mnemonic": wallet.words},
         )
-        homes.append(home)
-        return home
 
-    yield make
-    for home in homes:
-        home.store.close()
+    return make
 
 
 @pytest.fixture
@@ -115,17 +104,6 @@ def test_of_two_homes_that_begin_at_once_one_is_refused(new_home):
     assert posts_of(first) == {first.archive_id: 1}
 
 
-def test_the_second_signature_of_a_sequence_is_not_repeated(new_home, monkeypatch):
-    first, second = new_home(), new_home()
-    names = [sealed(home) for home in (first, second)]
-    commit_then(monkeypatch, second, lambda: archive_chunk(first, names[0]))
-    with pytest.raises(StoredAlready):
-        chunk_steps.post_file(second, names[1])
-    log = second.ledger.transactions(second.holder)
-    assert log.pending(second.store.poster.account) == []
-    assert posts_of(first) == {first.archive_id: 1}
-
-
 @pytest.mark.thorough
 def test_two_homes_that_run_side_by_side_pay_once(new_home):
     homes = [new_home(), new_home()]
@@ -147,8 +125,11 @@ def test_after_a_withdrawal_and_a_rebuild_both_homes_go_on(new_home, monkeypatch
     first, second = new_home(), new_home()
     names = [sealed(home) for home in (first, second)]
     commit_then(monkeypatch, second, lambda: archive_chunk(first, names[0]))
-    with pytest.raises(StoredAlready):
+    with pytest.raises(StoredAlready):  # the second signature of a sequence is not repeated
         chunk_steps.post_file(second, names[1])
+    log = second.ledger.transactions(second.holder)
+    assert log.pending(second.store.poster.account) == []
+    assert posts_of(first) == {first.archive_id: 1}
 
     chunk_steps.withdraw_all(second, names[1:], reason="")
     with pytest.raises(StoredAlready):  # withdrawing alone plans nothing

@@ -6,14 +6,11 @@ from hashlib import sha256
 
 import pyarrow.parquet as pq
 import pytest
-from pydantic import ValidationError
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import NotLocated, ReportRefused, SettingsError, SourceDenied
 from caf_pipeline.inventory.objects import VersionCounts
 from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
-from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.settings import Settings
 from caf_pipeline.source.s3.listing import Listing
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
@@ -33,6 +30,7 @@ from caf_pipeline_tests.support.run_contexts import (
     account_for_plan,
     archive_chunk,
     archive_everything,
+    object_bytes,
     plan,
 )
 from caf_pipeline_tests.support.s3_server import (
@@ -108,10 +106,6 @@ def scripted_source(server):
     )
 
 
-def body_of(context, key, version_id):
-    return b"".join(fetch(context.ledger.lookup, context.store, "src", key, version_id).pieces)
-
-
 def delete_all_but_the_marker(bucket, key):
     version_id = bucket.put(key, A)["VersionId"]
     bucket.delete(key)
@@ -152,7 +146,7 @@ def test_every_version_has_row_and_is_read_by_id(context, bucket):
     bodies = {bucket.put("k", body)["VersionId"]: body for body in (b"one", b"two", b"", b"one")}
     archive_everything(context)
     assert {
-        version_id: body_of(context, "k", version_id) for version_id in versions_of(context)
+        version_id: object_bytes(context, "k", version_id) for version_id in versions_of(context)
     } == bodies
     assert current(context) == (b"one", context.ledger.lookup.locate("src", "k").currency)
     assert context.ledger.lookup.locate("src", "k").row.object_version == list(bodies)[-1]
@@ -175,9 +169,9 @@ def test_version_without_id_is_read_while_not_latest(tmp_path, new_bucket, ledge
     account = account_for_plan(context, report)
     assert (account.located, account.skipped, packed(context)) == (4, {}, 4)
     (null,) = versions_of(context) - {latest["k"]}
-    assert (body_of(context, "k", null), current(context)[0]) == (A, B)
+    assert (object_bytes(context, "k", null), current(context)[0]) == (A, B)
     (large,) = versions_of(context, "large") - {latest["large"]}
-    assert body_of(context, "large", large) == b"x" * 200_000
+    assert object_bytes(context, "large", large) == b"x" * 200_000
 
 
 def test_overwritten_version_without_id_is_never_archived_as_itself(tmp_path, new_bucket, ledger):
@@ -238,7 +232,7 @@ def test_deleted_key_is_gone_but_versions_are_readable(context, bucket):
     body, currency = current(context)
     assert (currency.is_current, currency.gone_at is not None) == (False, True)
     assert body in {A, B}
-    assert [body_of(context, "k", version_id) for version_id in (first, second)] == [A, B]
+    assert [object_bytes(context, "k", version_id) for version_id in (first, second)] == [A, B]
     account_for_plan(context, plan(context))
     assert context.ledger.chunks.account("src").content.gone_objects == 2
 
@@ -332,26 +326,6 @@ def test_an_older_version_whose_time_is_later_is_not_current(
 
 
 @pytest.mark.thorough
-def test_restored_version_is_current_as_its_new_version(context, bucket):
-    first = bucket.put("k", A)["VersionId"]
-    next_second()
-    bucket.put("k", B)
-    archive_everything(context)
-    next_second()
-    copied = bucket.client.copy_object(
-        Bucket=bucket.name,
-        Key="k",
-        CopySource={"Bucket": bucket.name, "Key": "k", "VersionId": first},
-    )["VersionId"]
-    archive_everything(context)
-    assert (
-        current(context)[0],
-        context.ledger.lookup.locate("src", "k").row.object_version,
-        packed(context),
-    ) == (A, copied, 3)
-
-
-@pytest.mark.thorough
 def test_unarchived_latest_version_leaves_no_older_one_current(context, bucket):
     bucket.put("k", A)
     next_second()
@@ -438,16 +412,6 @@ def test_scan_finds_older_versions_once_and_only_objects(run_context, bucket):
     assert (look("current"), look("all")) == (0, 0)
     bucket.put("k", b"newer")
     assert (look("current"), look("all")) == (1, 1)
-
-
-def test_partial_inventory_has_versions_of_its_keys(context, bucket):
-    for key in ("a", "b", "c"):
-        bucket.put(key, A)
-        bucket.put(key, B)
-    bucket.delete("b")
-    snapshot = inventories.take_inventory(context, after=b"a", until=b"b")
-    assert [obj.key for obj in read_objects(snapshot.path)] == [b"b"] * 3
-    assert snapshot.beside == VersionCounts(older=2, markers=1, deleted_keys=1)
 
 
 @pytest.mark.thorough
@@ -600,8 +564,3 @@ def test_unreadable_versioning_is_refused_for_all_versions(
     with pytest.raises(SettingsError) as refused:
         next(iter(scripted_source(scripted_s3).list_pages()))
     assert "s3:GetBucketVersioning" in refused.value.hint
-
-
-def test_a_wrong_value_is_no_setting():
-    with pytest.raises(ValidationError):
-        Settings(sources={"src": {"bucket": "bucket", "versions": "every"}})

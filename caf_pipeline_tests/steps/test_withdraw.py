@@ -24,38 +24,32 @@ from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.jackal_command_line import new_wallet, wallet_with_space
-from caf_pipeline_tests.support.jackal_network import FUNDS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_network import FUNDS, SPACE
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.paying_runs import Payer, start_run
 from caf_pipeline_tests.support.postgres import connected
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
-
-
-def open_context(folder, ledger, network, words, *, run="run-1", lcd=None, **settings):
-    changes = {"lcd": lcd} if lcd else {}
-    return a_run_context(
-        folder,
-        MemorySource({f"key-{number}": os.urandom(5_000) for number in range(4)}),
-        ledger,
-        run=run,
-        store=open_jackal_store,
-        jackal=jackal_settings(network, mnemonic=words, **changes),
-        sources={"src": {"bucket": "b", "target_size": "1MiB", "public": True}},
-        **settings,
-    )
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, first_chunk, plan
 
 
 @pytest.fixture
-def wallet(network):
-    return wallet_with_space(network)
+def open_context(ledger, jackal_context):
+    """Return a function that opens the source with a wallet."""
+
+    def make(words, *, lcd=None, **settings):
+        return jackal_context(
+            MemorySource({f"key-{number}": os.urandom(5_000) for number in range(4)}),
+            ledger,
+            jackal={"mnemonic": words} | ({"lcd": lcd} if lcd else {}),
+            **settings,
+        )
+
+    return make
 
 
 @pytest.fixture
-def context(tmp_path, ledger, network, wallet, database_url):
-    context = open_context(tmp_path, ledger, network, wallet.words, database_url=database_url)
-    yield context
-    context.store.close()
+def context(open_context, wallet, database_url):
+    return open_context(wallet.words, database_url=database_url)
 
 
 @pytest.fixture
@@ -63,16 +57,9 @@ def in_a_folder(tmp_path, ledger):
     return a_run_context(tmp_path, MemorySource({"key": os.urandom(5_000)}), ledger)
 
 
-def sealed(context):
-    """Return the first chunk of a plan, packed."""
-    name = plan(context).chunks[0].name
-    archive_chunk(context, name, until=chunk_steps.seal_chunk)
-    return name
-
-
 def intended(context):
     """Return a chunk whose run was killed after it moved the chunk to `posting`."""
-    name = sealed(context)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     with context.lease(f"chunk/{name}") as lease:
         context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
     return name
@@ -80,7 +67,7 @@ def intended(context):
 
 def requested(context):
     """Return a chunk whose run ended after its request."""
-    name = sealed(context)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(context.store.poster, "_sign_posts", lambda *_: sys.exit())
         with pytest.raises(SystemExit):
@@ -119,14 +106,14 @@ def limit(context, ujkl):
 
 def test_the_spend_cap_refuses_a_chunk_before_it_is_packed(context):
     limit(context, 1)
-    (chunk,) = plan(context).chunks
+    name = first_chunk(context)
     with pytest.raises(SpendCapReached):
-        chunk_steps.load_batch(context, chunk.name)
-    assert state_of(context, chunk.name) is ChunkState.PLANNED
+        chunk_steps.load_batch(context, name)
+    assert state_of(context, name) is ChunkState.PLANNED
 
 
 def test_the_spend_cap_leaves_a_sealed_chunk_sealed(context):
-    name = sealed(context)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     limit(context, 1)
     with pytest.raises(SpendCapReached):
         chunk_steps.post_file(context, name)
@@ -141,16 +128,16 @@ def test_the_spend_cap_leaves_a_sealed_chunk_sealed(context):
 
 @pytest.mark.parametrize("error", [SpendCapReached, PlanExpired, EmptyWallet])
 def test_what_is_refused_after_its_admission_can_be_withdrawn(
-    tmp_path, ledger, network, error, monkeypatch
+    open_context, network, error, monkeypatch
 ):
     wallet = new_wallet()
     network.grant(wallet.address, SPACE)
     if error is not EmptyWallet:
         network.fund(wallet.address, FUNDS)
-    context = open_context(tmp_path, ledger, network, wallet.words)
+    context = open_context(wallet.words)
     with monkeypatch.context() as patched:
         patched.setattr(context.store, "admit", lambda **_: None)
-        name = sealed(context)
+        name = first_chunk(context, until=chunk_steps.seal_chunk)
         limit(context, 1 if error is SpendCapReached else None)
         if error is PlanExpired:
             network.expire(wallet.address)
@@ -165,7 +152,6 @@ def test_what_is_refused_after_its_admission_can_be_withdrawn(
     network.fund(wallet.address, FUNDS)
     network.grant(wallet.address, SPACE)
     archived_once(context)
-    context.store.close()
 
 
 def test_a_parked_intention_can_be_withdrawn(context):
@@ -190,15 +176,12 @@ def test_a_run_killed_after_its_request_leaves_a_withdrawable_chunk(
     archived_once(context)
 
 
-def test_a_silent_store_withdraws_nothing(context, tmp_path, ledger, network, wallet):
+def test_a_silent_store_withdraws_nothing(context, open_context, wallet):
     name = requested(context)
-    silent = open_context(
-        tmp_path, ledger, network, wallet.words, run="run-2", lcd=("http://127.0.0.1:9",)
-    )
+    silent = open_context(wallet.words, run="run-2", lcd=("http://127.0.0.1:9",))
     with pytest.raises(StoreUnreachable):
         chunk_steps.withdraw(silent, name)
     assert (state_of(context, name), requests(context)) == (ChunkState.POSTING, 1)
-    silent.store.close()
 
 
 # --- something was signed -------------------------------------------------------------------------
@@ -285,22 +268,13 @@ def archived_since_backup(context, name, folder):
     assert (state_of(context, name), len(posts(context))) == (ChunkState.POSTING, 1)
 
 
-def test_a_chunk_posted_since_the_backup_is_not_withdrawn(context, tmp_path):
+def test_a_post_of_an_earlier_wallet_keeps_its_chunk(context, open_context, tmp_path, network):
     name = requested(context)
     archived_since_backup(context, name, tmp_path)
-    with pytest.raises(IllegalMove):
-        chunk_steps.withdraw(context, name)
-    assert state_of(context, name) is ChunkState.POSTING
-
-
-def test_a_post_of_an_earlier_wallet_keeps_its_chunk(context, tmp_path, ledger, network):
-    name = requested(context)
-    archived_since_backup(context, name, tmp_path)
-    other = open_context(tmp_path, ledger, network, wallet_with_space(network).words, run="run-2")
+    other = open_context(wallet_with_space(network).words, run="run-2")
     with pytest.raises(IllegalMove, match=context.store.owner()):
         chunk_steps.withdraw(other, name)
     assert state_of(other, name) is ChunkState.POSTING
-    other.store.close()
 
 
 # --- `caf remove`, and a corrected prefix ---------------------------------------------------------
@@ -362,8 +336,13 @@ def test_nothing_is_given_up_if_a_chunk_may_be_stored(context, two_chunks, give_
     assert all(chunk_steps.staged_path(context, name).exists() for name in two_chunks)
 
 
-@WAYS
-def test_posts_since_the_backup_keep_the_source(context, tmp_path, give_up):
+def withdrawn(context):
+    (chunk,) = context.ledger.chunks.list("src")
+    chunk_steps.withdraw(context, chunk.name)
+
+
+@pytest.mark.parametrize("give_up", [removed, corrected, withdrawn])
+def test_what_was_posted_since_the_backup_is_kept(context, tmp_path, give_up):
     name = requested(context)
     archived_since_backup(context, name, tmp_path)
     with pytest.raises(IllegalMove):

@@ -13,11 +13,11 @@ from caf_pipeline.store.directory import MARKER, DirectoryReader, DirectoryStore
 from caf_pipeline_tests.contracts.chunk_store import (
     ChunkReaderContract,
     ChunkStoreContract,
-    MemoryLog,
     staged_file,
     stored,
     to_store,
 )
+from caf_pipeline_tests.support.memory_log import MemoryLog
 from caf_pipeline_tests.support.ordinary_user import ordinary_user
 
 

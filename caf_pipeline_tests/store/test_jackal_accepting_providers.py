@@ -15,10 +15,10 @@ from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline_tests.contracts.chunk_store import to_store
 from caf_pipeline_tests.support.command_line import source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
-from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store, open_store
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
+from caf_pipeline_tests.support.run_contexts import archive_chunk, first_chunk
 
 SIZE = 300_000
 
@@ -79,21 +79,23 @@ def test_post_waits_until_providers_answer(opened, network, staged):
     assert opened.posted(staged).start
 
 
-def test_too_few_answering_providers_are_refused(opened, network, staged):
+@pytest.mark.parametrize(
+    ("conduct", "match"),
+    [
+        ({"refuse": True}, "2 providers would take one now"),
+        ({"fail": 502}, "answers with 502"),
+        ({"room": SIZE - 1}, "has 299999 bytes free"),
+    ],
+)
+def test_too_few_accepting_providers_are_refused(opened, network, staged, conduct, match):
     for number in (0, 1):
-        network.misbehave(provider=number, refuse=True)
-    refused(opened, staged, NoProvider, "2 providers would take one now")
+        network.misbehave(provider=number, **conduct)
+    refused(opened, staged, NoProvider, match)
 
 
 def test_unreachable_provider_is_harmless_if_others_suffice(opened, network, staged):
     network.misbehave(provider=2, refuse=True)
     assert opened.posted(staged).start
-
-
-def test_gateway_of_a_provider_that_is_down_counts_as_unreachable(opened, network, staged):
-    for number in (0, 1):
-        network.misbehave(provider=number, fail=502)
-    refused(opened, staged, NoProvider, "answers with 502")
 
 
 def test_forbidden_private_addresses_are_a_permanent_error(open_with, staged):
@@ -115,12 +117,6 @@ def test_too_few_listed_providers_are_reported_with_numbers(open_with, staged):
 
 def test_fewer_required_copies_need_fewer_takers(open_with, staged):
     assert open_with(copies=5, required_copies=2).posted(staged).start
-
-
-def test_providers_without_room_are_not_counted(opened, network, staged):
-    for number in (0, 1):
-        network.misbehave(provider=number, room=SIZE - 1)
-    refused(opened, staged, NoProvider, "has 299999 bytes free")
 
 
 def test_too_low_bandwidth_limit_is_refused_with_a_sufficient_one(open_with, staged):
@@ -181,50 +177,45 @@ def test_many_chunks_ask_a_provider_once(opened, staged, monkeypatch):
 
 
 @pytest.fixture
-def context(tmp_path, ledger, network):
+def context(ledger, network, jackal_context):
     network.grant(ADDRESS, SPACE)
     source = MemorySource({f"key-{number}": os.urandom(40_000) for number in range(5)})
-    jackal = jackal_settings(network, proof_seconds=8)
-    context = a_run_context(tmp_path, source, ledger, store=open_jackal_store, jackal=jackal)
-    yield context
-    context.store.close()
+    return jackal_context(source, ledger, jackal={"proof_seconds": 8})
 
 
 def test_chunk_without_an_accepting_provider_is_not_packed(context, network):
-    (chunk,) = plan(context).chunks
+    name = first_chunk(context)
     all_of(network, refuse=True)
     with pytest.raises(NoProvider):
-        archive_chunk(context, chunk.name)
+        archive_chunk(context, name)
     assert context.objects.reads == []
 
 
 def test_a_sealed_chunk_waits_unpaid_until_providers_are_back(context, network):
-    (chunk,) = plan(context).chunks
-    archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
     context.store._accepting._room.clear()
     all_of(network, refuse=True)
     before = network.state()["broadcasts"]
     with pytest.raises(NoProvider):
-        chunk_steps.post_file(context, chunk.name)
-    assert context.ledger.chunks.get(chunk.name).state is ChunkState.SEALED
+        chunk_steps.post_file(context, name)
+    assert context.ledger.chunks.get(name).state is ChunkState.SEALED
     assert network.state()["broadcasts"] == before
     network.well_behaved()
-    archive_chunk(context, chunk.name)
-    assert context.ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
+    archive_chunk(context, name)
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 @pytest.mark.thorough
 def test_posted_chunk_keeps_its_proof_type(tmp_path, context, network, ledger):
-    (chunk,) = plan(context).chunks
-    archive_chunk(context, chunk.name, until=chunk_steps.post_file)
+    name = first_chunk(context, until=chunk_steps.post_file)
     jackal = context.settings.jackal.model_copy(update={"proof_type": 0})
     store = open_jackal_store(
         context.settings.model_copy(update={"jackal": jackal}), ledger, context.holder
     )
     all_of(network, lose_jobs=True)
-    archive_chunk(replace(context, lazy_store=Lazy.of(store)), chunk.name)
-    assert context.ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
-    assert context.ledger.chunks.get(chunk.name).proof_type == 3
+    archive_chunk(replace(context, lazy_store=Lazy.of(store)), name)
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).proof_type == 3
     store.close()
 
 

@@ -104,10 +104,6 @@ def test_post_is_charged_once_and_starts_at_its_block(payer, log):
     assert payer.charged() == CHARGED
     assert log.pending(payer.account) == []
     assert log.start_of(payer.account, "a") == posting.start
-
-
-def test_the_note_names_the_archive_and_nothing_else(payer, log):
-    payer.poster(log).post(chunk("a"), log)
     (file,) = [file for file in payer.network.state()["files"] if file["owner"] == payer.address]
     assert file["note"] == '{"caf_pipeline":"archive-1"}'
     assert (file["max_proofs"], file["proof_type"]) == (COPIES, 3)
@@ -278,23 +274,27 @@ def refused(error, poster, log, payer, name="a"):
     return str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (lambda network, payer: network.expire(payer), PlanExpired, "ended on"),
+        (
+            lambda network, payer: network.grant(payer, CHARGED - 1),
+            PlanTooSmall,
+            f"need {CHARGED} bytes, {CHARGED - 1} are free",
+        ),
+    ],
+)
+def test_without_a_sufficient_plan_nothing_is_signed(payer, log, spoil, error, words):
+    spoil(payer.network, payer.address)
+    message = refused(error, payer.poster(log), log, payer)
+    assert all(word in message for word in words.split(", "))
+    assert log.entries == []
+
+
 def test_without_a_plan_nothing_is_signed(network, stack, log):
     payer = Payer.new(network, stack, space=0)
     assert payer.address in refused(NoStoragePlan, payer.poster(log), log, payer)
-    assert log.entries == []
-
-
-def test_with_a_plan_that_has_ended_nothing_is_signed(payer, log, network):
-    network.expire(payer.address)
-    assert "ended on" in refused(PlanExpired, payer.poster(log), log, payer)
-    assert log.entries == []
-
-
-def test_with_too_little_space_nothing_is_signed(payer, log, network):
-    network.grant(payer.address, CHARGED - 1)
-    message = refused(PlanTooSmall, payer.poster(log), log, payer)
-    assert f"need {CHARGED} bytes" in message
-    assert f"{CHARGED - 1} are free" in message
     assert log.entries == []
 
 
@@ -371,35 +371,23 @@ def test_out_of_gas_is_signed_again_with_more(payer, log, monkeypatch):
 # --- failures on the way ---
 
 
-def test_a_broadcast_that_is_swallowed_is_sent_again(payer, log, network, threads):
-    network.misbehave(swallow_broadcast=True)
-    broadcasts = network.state()["broadcasts"]
-    posting = threads.submit(payer.poster(log).post, chunk("a"), log)
-    network.wait_for(lambda state: state["broadcasts"] > broadcasts + 1)
-    assert payer.starts("a") == []
-    network.well_behaved()
-    assert [posting.result(PATIENCE_SECONDS).start] == payer.starts("a")
-    assert outcomes(log) == ["included"]
-
-
-@pytest.mark.parametrize("how", ["accept", "drop"])
-def test_unanswered_broadcast_counts_as_possibly_sent(payer, log, network, threads, how):
-    network.misbehave(cut_broadcast=how)
+@pytest.mark.parametrize(
+    "conduct",
+    [
+        {"swallow_broadcast": True},
+        {"cut_broadcast": "accept"},
+        {"cut_broadcast": "drop"},
+        {"mempool_full": True},
+    ],
+)
+def test_broadcast_that_may_be_lost_is_sent_again(payer, log, network, threads, conduct):
+    network.misbehave(**conduct)
     broadcasts = network.state()["broadcasts"]
     posting = threads.submit(payer.poster(log).post, chunk("a"), log)
     network.wait_for(lambda state: state["broadcasts"] > broadcasts + 1)
     network.well_behaved()
     assert [posting.result(PATIENCE_SECONDS).start] == payer.starts("a")
     assert (outcomes(log), payer.transactions()) == (["included"], 1)
-
-
-def test_a_full_mempool_is_waited_for(payer, log, network, threads):
-    network.misbehave(mempool_full=True)
-    broadcasts = network.state()["broadcasts"]
-    posting = threads.submit(payer.poster(log).post, chunk("a"), log)
-    network.wait_for(lambda state: state["broadcasts"] > broadcasts + 1)
-    network.well_behaved()
-    assert [posting.result(PATIENCE_SECONDS).start] == payer.starts("a")
 
 
 def test_node_with_a_lost_mempool_gets_the_same_bytes(payer, log, network):

@@ -15,9 +15,8 @@ from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
-from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.contracts.chunk_store import corrupt, place_between
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.jackal_network import ADDRESS, FUNDS, SPACE, WORDS, jackal_settings
@@ -27,7 +26,8 @@ from caf_pipeline_tests.support.run_contexts import (
     a_run_context,
     archive_chunk,
     archive_everything,
-    plan,
+    every_object_reads_back,
+    first_chunk,
 )
 
 WINDOW = 20
@@ -85,9 +85,8 @@ def sealed(make_context, old_network):
     """A run context of type 3 and its chunk, sealed while the nodes accepted the type."""
     say(old_network, "5.1.0")
     context = make_context(3)
-    (chunk,) = plan(context).chunks
-    archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
-    return context, chunk.name
+    name = first_chunk(context, until=chunk_steps.seal_chunk)
+    return context, name
 
 
 def let_it_be_posted(context, name):
@@ -100,19 +99,12 @@ def paid(network):
     return network.state()["broadcasts"], network.state()["accounts"][ADDRESS]["balance"]
 
 
-def every_object_reads_back(context):
-    for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("version", ["5.0.1", "5.1.0-rc1", "main", ""])
-def test_type_3_is_refused_before_fetching_and_paying(make_context, old_network, version):
-    say(old_network, version)
+def test_type_3_is_refused_before_fetching_and_paying(make_context, old_network):
     context, before = make_context(3), paid(old_network)
-    (chunk,) = plan(context).chunks
+    name = first_chunk(context)
     with pytest.raises(SettingsError, match="proof_type is 3"):
-        archive_chunk(context, chunk.name)
+        archive_chunk(context, name)
     with pytest.raises(SettingsError, match="proof_type is 3"):
         context.store.poster.buy(10**13, 30, context.ledger.transactions(context.holder))
     assert (context.objects.reads, paid(old_network)) == ([], before)
@@ -157,12 +149,7 @@ def test_sealed_chunk_of_refused_type_gets_new_root_from_staging(
 def test_staged_file_unlike_its_seal_is_packed_again(sealed, make_context, old_network):
     context, name = sealed
     chunk = context.ledger.chunks.get(name)
-    between = (
-        at
-        for at in range(chunk.stored_size_bytes)
-        if all(not 0 <= at - sample.offset < sample.length for sample in chunk.samples)
-    )
-    corrupt(chunk_steps.staged_path(context, name), at=next(between))
+    corrupt(chunk_steps.staged_path(context, name), at=place_between(chunk.samples))
     old_network.well_behaved()
     with pytest.raises(IntegrityError, match=name):
         chunk_steps.post_file(make_context(0), name)
@@ -182,12 +169,7 @@ def test_bad_file_of_unposted_chunk_is_packed_to_its_root(
     if is_lost:
         path.unlink()
     else:
-        between = (
-            at
-            for at in range(chunk.stored_size_bytes)
-            if all(not 0 <= at - o.offset < o.length for o in chunk.samples)
-        )
-        corrupt(path, at=next(between))
+        corrupt(path, at=place_between(chunk.samples))
     old_network.well_behaved()
     context = make_context(0, run="run-2")
     archive_chunk(context, name)
@@ -225,13 +207,12 @@ def test_posted_chunk_ignores_later_settings(sealed, make_context, old_network):
 def test_finished_packing_is_sealed_with_its_own_proof_type(make_context, old_network):
     say(old_network, "5.1.0")
     context = make_context(3)
-    (chunk,) = plan(context).chunks
-    archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
+    name = first_chunk(context, until=chunk_steps.pack_chunk)
     reads = len(context.objects.reads)
     old_network.well_behaved()
     context = make_context(0)
-    archive_chunk(context, chunk.name)
-    assert (context.ledger.chunks.get(chunk.name).proof_type, len(context.objects.reads)) == (
+    archive_chunk(context, name)
+    assert (context.ledger.chunks.get(name).proof_type, len(context.objects.reads)) == (
         0,
         reads,
     )
@@ -336,17 +317,4 @@ def test_deletion_by_a_stranger_is_found_and_repaired(make_context, old_network,
         ChunkState.LOCATED,
         posting.start,
     )
-    every_object_reads_back(context)
-
-
-@pytest.mark.thorough
-def test_bytes_deleted_by_a_stranger_return_from_staging(make_context, old_network):
-    context = make_context(0)
-    (name,) = archive_everything(context)
-    bodies = dict(context.objects.bodies)
-    deleted_by_a_stranger(context, old_network, name)
-    context.objects.bodies.clear()
-    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
-    assert repair_chunk(context, name).origin == "staging"
-    context.objects.bodies.update(bodies)
     every_object_reads_back(context)

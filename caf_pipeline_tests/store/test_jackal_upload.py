@@ -59,6 +59,13 @@ def staged(tmp_path):
     return path
 
 
+@pytest.fixture
+def large(tmp_path):
+    path = tmp_path / "large.caf"
+    path.write_bytes(os.urandom(5 * MIB))
+    return path
+
+
 def silent(_):
     """Report no progress."""
 
@@ -126,17 +133,8 @@ def test_only_a_lost_copy_is_uploaded_again(opened, network, staged):
     assert len(opened.providers_of(posting)) == 3
 
 
-def test_rates_of_bodies_from_four_mebibytes_on_are_kept(opened, tmp_path):
-    path = tmp_path / "large.caf"
-    path.write_bytes(os.urandom(5 * MIB))
-    opened.stored(path)
-    assert sum(record.upload_rate is not None for record in opened.records.all().values()) == 3
-
-
-def test_rate_is_recorded_despite_slow_order_reads(opened, tmp_path, monkeypatch):
+def test_rate_is_recorded_despite_slow_order_reads(opened, large, monkeypatch):
     """No order throttled the upload, so its rate is the provider's."""
-    path = tmp_path / "large.caf"
-    path.write_bytes(os.urandom(5 * MIB))
     sent = Throttle.sent
 
     def slow(throttle, *args):
@@ -144,16 +142,14 @@ def test_rate_is_recorded_despite_slow_order_reads(opened, tmp_path, monkeypatch
         return sent(throttle, *args)
 
     monkeypatch.setattr(Throttle, "sent", slow)
-    opened.stored(path)
+    opened.stored(large)
     assert sum(record.upload_rate is not None for record in opened.records.all().values()) == 3
 
 
 @pytest.mark.thorough
-def test_throttled_upload_does_not_record_a_rate(open_with, tmp_path):
-    path = tmp_path / "large.caf"
-    path.write_bytes(os.urandom(5 * MIB))
+def test_throttled_upload_does_not_record_a_rate(open_with, large):
     opened = open_with(bandwidth=MIB, copies=1)
-    opened.stored(path)
+    opened.stored(large)
     assert not [record for record in opened.records.all().values() if record.upload_rate]
 
 
@@ -162,11 +158,9 @@ def test_rates_of_small_bodies_are_not(opened, staged):
     assert not [record for record in opened.records.all().values() if record.upload_rate]
 
 
-def test_progress_counts_the_chunk_once(opened, tmp_path):
-    path = tmp_path / "large.caf"
-    path.write_bytes(os.urandom(5 * MIB))
+def test_progress_counts_the_chunk_once(opened, large):
     reports = []
-    put(opened, opened.posted(path), path, reports.append)
+    put(opened, opened.posted(large), large, reports.append)
     assert sum(reports) == 5 * MIB
     assert min(reports) >= 0
 
@@ -245,10 +239,8 @@ def test_failed_provider_is_retried_after_all_others(opened, network, staged):
 
 
 @pytest.mark.thorough
-def test_next_run_finishes_the_upload_of_a_killed_one(opened, network, tmp_path):
-    path = tmp_path / "large.caf"
-    path.write_bytes(os.urandom(4 * MIB))
-    posting = opened.posted(path)
+def test_next_run_finishes_the_upload_of_a_killed_one(opened, network, large):
+    posting = opened.posted(large)
     for number in range(4):
         network.misbehave(provider=number, upload_rate=1e6)
     before = opened.begun()
@@ -257,10 +249,10 @@ def test_next_run_finishes_the_upload_of_a_killed_one(opened, network, tmp_path)
         "from caf_pipeline.store.protocol import PostRecord\n"
         "from caf_pipeline_tests.support.jackal_stores import open_store\n"
         "from types import SimpleNamespace as N\n"
-        "lcd, chain_id, root, owner, start, path = sys.argv[1:]\n"
+        "lcd, chain_id, root, owner, start, large = sys.argv[1:]\n"
         "opened = open_store(N(lcds=[lcd], chain_id=chain_id))\n"
-        "posting = PostRecord(bytes.fromhex(root), owner, int(start), Path(path).stat().st_size)\n"
-        "opened.store.put(posting, Path(path), lambda n: print(n, flush=True) if n else None)\n"
+        "posting = PostRecord(bytes.fromhex(root), owner, int(start), Path(large).stat().st_size)\n"
+        "opened.store.put(posting, Path(large), lambda n: print(n, flush=True) if n else None)\n"
     )
     arguments = [
         network.lcd,
@@ -268,7 +260,7 @@ def test_next_run_finishes_the_upload_of_a_killed_one(opened, network, tmp_path)
         posting.merkle_root.hex(),
         posting.owner,
         str(posting.start),
-        str(path),
+        str(large),
     ]
     with subprocess.Popen(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE
@@ -277,16 +269,14 @@ def test_next_run_finishes_the_upload_of_a_killed_one(opened, network, tmp_path)
         run.send_signal(signal.SIGKILL)
     assert sum(sent_since(opened, before).values()) > 0
     network.well_behaved()
-    put(opened, posting, path)
+    put(opened, posting, large)
     assert len(opened.providers_of(posting)) == 3
 
 
 @pytest.mark.thorough
-def test_upload_continues_after_the_network_was_killed(network, open_with, tmp_path):
-    path = tmp_path / "large.caf"
-    path.write_bytes(os.urandom(4 * MIB))
+def test_upload_continues_after_the_network_was_killed(network, open_with, large):
     opened = open_with(proof_seconds=5)
-    posting = opened.posted(path)
+    posting = opened.posted(large)
     for number in range(4):
         network.misbehave(provider=number, upload_rate=2e6)
     killed = []
@@ -298,7 +288,7 @@ def test_upload_continues_after_the_network_was_killed(network, open_with, tmp_p
             network.start()
             network.well_behaved()
 
-    put(opened, posting, path, kill)
+    put(opened, posting, large, kill)
     assert killed
     assert len(opened.providers_of(posting)) == 3
 
@@ -477,11 +467,9 @@ def test_while_paused_no_byte_is_sent(opened, staged):
 
 
 @pytest.mark.thorough
-def test_a_pause_stops_an_upload_in_its_middle(open_with, tmp_path):
-    path = tmp_path / "large.caf"
-    path.write_bytes(os.urandom(4 * MIB))
+def test_a_pause_stops_an_upload_in_its_middle(open_with, large):
     opened = open_with(bandwidth=MIB // 2, copies=1)
-    posting = opened.posted(path)
+    posting = opened.posted(large)
     reports, when_paused, when_released = [], [], []
 
     def look(sent):
@@ -494,15 +482,13 @@ def test_a_pause_stops_an_upload_in_its_middle(open_with, tmp_path):
             when_released.append(sum(reports[-6:]))
             opened.board.controls = OperatorControls(bandwidth=0)
 
-    put(opened, posting, path, look)
+    put(opened, posting, large, look)
     assert when_released == [0]
-    assert sum(reports) == 4 * MIB
+    assert sum(reports) == 5 * MIB
 
 
-def test_a_lost_lease_ends_all_uploads(opened, network, tmp_path):
-    path = tmp_path / "large.caf"
-    path.write_bytes(os.urandom(4 * MIB))
-    posting = opened.posted(path)
+def test_a_lost_lease_ends_all_uploads(opened, network, large):
+    posting = opened.posted(large)
     for number in range(4):
         network.misbehave(provider=number, upload_rate=100_000)
 
@@ -511,7 +497,7 @@ def test_a_lost_lease_ends_all_uploads(opened, network, tmp_path):
             raise LeaseLost("another run has it")
 
     with pytest.raises(LeaseLost):
-        put(opened, posting, path, lost)
+        put(opened, posting, large, lost)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("upload")]
     assert not opened.providers_of(posting)
 

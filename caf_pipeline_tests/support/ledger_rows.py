@@ -61,6 +61,11 @@ def holder(run: str = "run-1") -> Holder:
     return this_process(run)
 
 
+def held(ledger: Any, chunk: str, run: str = "run-1") -> Any:
+    """Hold the lease of a chunk."""
+    return ledger.leases.hold(f"chunk/{chunk}", holder(run))
+
+
 def planned(number: int, keys: Sequence[str]) -> ChunkPlan:
     return ChunkPlan(number, len(keys), 10 * len(keys), 1000, ".caf/chunk", ".caf/manifest.parquet")
 
@@ -231,7 +236,7 @@ def bring_to(
 ) -> None:
     """Move a planned chunk along the flow until it is in `state`."""
     S = ChunkState
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         moves = {
             S.PACKING: lambda: ledger.moves.move(lease, chunk, S.PLANNED, S.PACKING),
             S.SEALED: lambda: seal(
@@ -253,6 +258,13 @@ def bring_to(
             move()
             if reached is state:
                 return
+
+
+def chunk_in(ledger: Any, state: ChunkState, keys: Sequence[str] = ("a",)) -> str:
+    """Plan a chunk of these keys and bring it to a state; return its name."""
+    (chunk,) = register(ledger, keys)
+    bring_to(ledger, chunk, state)
+    return chunk
 
 
 def archive(
@@ -307,7 +319,7 @@ def restore(
 
 
 def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         for state in states:
             ledger.moves.move(lease, chunk, ledger.chunks.get(chunk).state, state)
 
@@ -316,7 +328,7 @@ def look(
     ledger: Any, chunk: str, *checks: CopyCheck, again_in: float | None = None, enough: int = 0
 ) -> None:
     """Record a check of a chunk's copies."""
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.replicas.record_checks(lease, chunk, checks, again_in=again_in, enough=enough)
 
 
@@ -343,7 +355,7 @@ def standing(
 
 
 def read_back(ledger: Any, chunk: str, opened_with: str | None = None) -> None:
-    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+    with held(ledger, chunk) as lease:
         ledger.replicas.record_full_read(lease, chunk, "provider", opened_with=opened_with)
 
 

@@ -7,6 +7,7 @@ from caf_pipeline.inventory.accounting import Accounting
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
+from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps, inventories, planning
@@ -89,9 +90,28 @@ def archive_chunk(context: RunContext, name: str, *, until=None) -> None:
             return
 
 
+def first_chunk(context: RunContext, until=None) -> str:
+    """Plan what is new, and archive the first chunk up to a step. Return its name."""
+    name = plan(context).chunks[0].name
+    if until:
+        archive_chunk(context, name, until=until)
+    return name
+
+
 def archive_everything(context: RunContext) -> list[str]:
     """Plan what is new and archive all planned chunks; return their names."""
     names = [chunk.name for chunk in plan(context).chunks]
     for name in names:
         archive_chunk(context, name)
     return names
+
+
+def object_bytes(context: RunContext, key: str, version: str | None = None) -> bytes:
+    """Return an archived object. An encrypted one needs the context's identity."""
+    return b"".join(fetch(context.ledger.lookup, context.opened, "src", key, version).pieces)
+
+
+def every_object_reads_back(context: RunContext) -> None:
+    """Assert that the archive returns each object of a memory source."""
+    for key, body in context.objects.bodies.items():
+        assert object_bytes(context, key) == body, key
