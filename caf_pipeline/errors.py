@@ -480,3 +480,13 @@ HITS_EVERY_CHUNK: Final = (
     StoredAlready,
 )
 """Errors that every other chunk would meet, too, until somebody changes something."""
+
+OUTAGES: Final = (
+    SourceUnreachable,
+    LedgerUnreachable,
+    StoreUnreachable,
+    StagingError,
+    PlanTooSmall,
+    *HITS_EVERY_CHUNK,
+)
+"""Errors that do not depend on the chunk. They do not count as an attempt at it."""

@@ -135,9 +135,9 @@ class RunContext:
             )
         return archive_id
 
-    def lease(self, name: str) -> AbstractContextManager[Lease]:
+    def lease(self, name: str, *, attempt: bool = False) -> AbstractContextManager[Lease]:
         """See `Leases.hold`."""
-        return self.ledger.leases.hold(name, self.holder, waits=self.waits)
+        return self.ledger.leases.hold(name, self.holder, waits=self.waits, attempt=attempt)
 
     def wait_while_paused(self, check: Callable[[], None]) -> None:
         """Calls `check` at least once, which may raise to end the wait."""

@@ -347,8 +347,8 @@ class ChunkRunSettings(_Section):
 
     Attributes:
         max_in_flight: Concurrent chunk runs of one source that the sensor launches.
-        attempts: Failed runs of a chunk before it is parked. A run does not count if S3, the chain,
-            its providers or the database did not answer.
+        attempts: Failed runs of a chunk before it is parked. A run does not count if S3, the chain
+            or its providers did not answer.
         keep_events_days: Days after which the events and output of the sources' runs are removed
             from Dagster's storage. 0: never.
     """

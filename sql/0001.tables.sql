@@ -62,6 +62,7 @@ CREATE TABLE caf_files (
     reason               text NOT NULL DEFAULT '',
     epoch                bigint NOT NULL DEFAULT 0,
     attempts             integer NOT NULL DEFAULT 0,
+    failures             text[] NOT NULL DEFAULT '{}',
     object_count         bigint NOT NULL,
     object_bytes         bigint NOT NULL,
     expected_size_bytes  bigint NOT NULL,
@@ -84,7 +85,6 @@ CREATE TABLE caf_files (
     located_at           timestamptz,
     restored_at          timestamptz,
     adopted_at           timestamptz,
-    unparked_at          timestamptz,
     header               bytea,
     nonce                bytea,
     recipients           text[],
@@ -104,6 +104,8 @@ COMMENT ON COLUMN caf_files.state IS 'state of the chunk; chunk_state.py has the
 COMMENT ON COLUMN caf_files.reason IS 'why the chunk is parked or withdrawn; else ''''';
 COMMENT ON COLUMN caf_files.epoch IS 'epoch of the latest lease on the chunk';
 COMMENT ON COLUMN caf_files.attempts IS 'number of times that packing began';
+COMMENT ON COLUMN caf_files.failures IS
+    'runs at work, killed or failed since it was planned or unparked, but for outages';
 COMMENT ON COLUMN caf_files.object_count IS 'objects that were planned for the chunk';
 COMMENT ON COLUMN caf_files.object_bytes IS 'total size of these objects';
 COMMENT ON COLUMN caf_files.expected_size_bytes IS 'expected size of the whole file, with its manifest';
@@ -129,8 +131,6 @@ COMMENT ON COLUMN caf_files.sealed_at IS 'when the chunk was sealed; NULL: never
 COMMENT ON COLUMN caf_files.located_at IS 'when the locations were written; NULL: never';
 COMMENT ON COLUMN caf_files.restored_at IS 'when caf rebuild restored the row; NULL: never';
 COMMENT ON COLUMN caf_files.adopted_at IS 'when another program''s CAF file became this chunk; NULL: packed here';
-COMMENT ON COLUMN caf_files.unparked_at IS
-    'when the chunk was last unparked; failed runs that began before do not count; NULL: never';
 COMMENT ON COLUMN caf_files.header IS 'header of the encrypted file; NULL: stored in the clear';
 COMMENT ON COLUMN caf_files.nonce IS 'nonce of the encrypted file; NULL: stored in the clear';
 COMMENT ON COLUMN caf_files.recipients IS 'public keys whose identities open the file; NULL: stored in the clear';

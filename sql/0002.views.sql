@@ -17,11 +17,11 @@ SELECT caf_file_id, caf_files.name, source_id, plan_id, number,
     CASE WHEN caf_files.state = 'sealed' AND copies.state <> 'wanted' OR caf_files.state = 'located' AND copies.state <> 'verified'
         THEN copies.state ELSE caf_files.state END AS state,
     caf_files.state AS chunk_state, copies.state AS copy_state, store, header IS NOT NULL AS encrypted,
-    CASE WHEN caf_files.state = 'located' THEN damage ELSE reason END AS reason, epoch, attempts,
+    CASE WHEN caf_files.state = 'located' THEN damage ELSE reason END AS reason, epoch, attempts, failures,
     object_count, object_bytes, expected_size_bytes, caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count,
     released_count, merkle_root, proof_type, owner, start, samples, unread, tail_start, tail_sha256, has_log_times, created_at,
     caf_files.updated_at, sealed_at, posted_at, verified_at, located_at, restored_at, adopted_at, checked_at, look_again_at,
-    suspected_at, unanswered_at, from_unknown_post, greatest(created_at, unparked_at) AS runs_count_from
+    suspected_at, unanswered_at, from_unknown_post
 FROM caf_files LEFT JOIN chunk_copies AS copies USING (caf_file_id);
 
 -- Refuses, at the end of a transaction, states of a chunk and its copies that no move of

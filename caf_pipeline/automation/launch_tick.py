@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
-from dagster import RunRecord, RunRequest, SensorEvaluationContext, SensorResult, SkipReason
+from dagster import RunRequest, SensorEvaluationContext, SensorResult, SkipReason
 
 from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.automation.launching import (
@@ -114,7 +114,7 @@ class LaunchTick:
             for source in pages
         }
         parked = self._park(
-            [item for selection in selections.values() for item in selection.give_up]
+            [chunk for selection in selections.values() for chunk in selection.give_up]
         )
         audits = []
         if idle := [source for source in sources if source not in pages and not after[source]]:
@@ -199,13 +199,12 @@ class LaunchTick:
                 )
         return selections, ""
 
-    def _park(self, failed: Sequence[tuple[LaunchableChunk, RunRecord]]) -> int:
+    def _park(self, failed: Sequence[LaunchableChunk]) -> int:
         parked = 0
-        for chunk, last in failed[:MAX_PARKED]:
-            run_id = last.dagster_run.run_id
+        for chunk in failed[:MAX_PARKED]:
 
-            def park(chunk: LaunchableChunk = chunk, run_id: str = run_id) -> None:
-                reason = f"its runs failed too often, the last one was {run_id}"
+            def park(chunk: LaunchableChunk = chunk) -> None:
+                reason = f"its runs failed too often, the last one was {chunk.failures[-1]}"
                 chunk_steps.park(self._open(chunk.source), chunk.name, reason)
 
             try:

@@ -6,7 +6,7 @@ its cost is constant.
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -24,8 +24,6 @@ from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.defs.naming import (
     ASSETS,
     BACKFILL_TAG,
-    HELD_TAG,
-    OUTAGE_TAG,
     PARTITION_TAG,
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
@@ -68,14 +66,14 @@ class ChunkSelection:
 
     Attributes:
         launch: the oldest first.
-        give_up: chunks to park, each with its last failed run.
+        give_up: chunks to park.
         active: queued and started runs.
         waiting: for a backfill or their back-off.
         next_after: the next tick's start (exclusive `caf_file_id`; 0: from the first).
     """
 
     launch: list[LaunchableChunk] = field(default_factory=list)
-    give_up: list[tuple[LaunchableChunk, RunRecord]] = field(default_factory=list)
+    give_up: list[LaunchableChunk] = field(default_factory=list)
     active: int = 0
     waiting: int = 0
     next_after: int = 0
@@ -123,10 +121,11 @@ def select_chunks(
             continue
         if len(selection.launch) >= room:
             return selection
-        failed = failed_runs(records, chunk.runs_count_from)
-        attempts = [record for record in failed if not ended_by_outage(record)]
-        if chunk.state in UNDER_WAY and len(attempts) >= settings.attempts:
-            selection.give_up.append((chunk, attempts[0]))
+        # A move of the chunk, also that of `caf unpark`, ends the pause.
+        recent = [run for run in records if (run.end_time or 0) >= chunk.updated_at.timestamp()]
+        failed = [run for run in recent if run.dagster_run.status is DagsterRunStatus.FAILURE]
+        if chunk.state in UNDER_WAY and len(chunk.failures) >= settings.attempts:
+            selection.give_up.append(chunk)
         elif is_backing_off(failed):
             selection.waiting += 1
         else:
@@ -157,32 +156,6 @@ def runs_of(instance: DagsterInstance, chunks: Sequence[str]) -> Mapping[str, Se
     return runs
 
 
-def failed_runs(records: Iterable[RunRecord], count_from: datetime) -> list[RunRecord]:
-    """Return a chunk's failed runs since its last success, latest first.
-
-    Runs that began before `count_from` are left out.
-    """
-    failed: list[RunRecord] = []
-    for record in records:
-        run = record.dagster_run
-        # A run with HELD_TAG did nothing, since another run held the chunk.
-        succeeded = run.status is DagsterRunStatus.SUCCESS and not run.tags.get(HELD_TAG)
-        if succeeded:
-            break
-        began = record.start_time or record.create_timestamp.timestamp()
-        if run.status is DagsterRunStatus.FAILURE and began >= count_from.timestamp():
-            failed.append(record)
-    return failed
-
-
-def ended_by_outage(record: RunRecord) -> bool:
-    """Return whether an error of `failures.OUTAGES` failed a run, or no worker started it."""
-    return (
-        record.start_time is None
-        or record.dagster_run.tags.get(OUTAGE_TAG) == record.dagster_run.run_id
-    )
-
-
 def is_backing_off(failed: Sequence[RunRecord]) -> bool:
     """Return whether another run is too soon after these, latest first."""
     if not failed:
@@ -190,12 +163,8 @@ def is_backing_off(failed: Sequence[RunRecord]) -> bool:
     # Clocks of two machines may differ a little. An end that is hours ahead was written by a wrong
     # clock.
     seconds_ago = time.time() - (failed[0].end_time or 0.0)
-    return -LONGEST_WAIT_SECONDS < seconds_ago < pause_seconds(len(failed))
-
-
-def pause_seconds(failures: int) -> int:
-    """Return the pause after this number of failed runs, at least 1."""
-    return min(FIRST_WAIT_SECONDS << min(failures - 1, 6), LONGEST_WAIT_SECONDS)
+    pause_seconds = min(FIRST_WAIT_SECONDS << min(len(failed) - 1, 6), LONGEST_WAIT_SECONDS)
+    return -LONGEST_WAIT_SECONDS < seconds_ago < pause_seconds
 
 
 class Backfills:

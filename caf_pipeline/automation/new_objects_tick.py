@@ -15,9 +15,9 @@ from dagster import RunRequest, RunsFilter, SensorEvaluationContext, SensorResul
 
 from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launch_tick import MIN_TIME_LEFT
-from caf_pipeline.automation.launching import UNFINISHED, ended_by_outage, is_backing_off
+from caf_pipeline.automation.launching import UNFINISHED, is_backing_off
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
-from caf_pipeline.defs.naming import REPORT_TAG, job_name, op_name
+from caf_pipeline.defs.naming import OUTAGE_TAG, REPORT_TAG, job_name, op_name
 from caf_pipeline.errors import CafError, SourceError, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.run_context import RunContext
@@ -184,7 +184,12 @@ class NewObjectsTick:
             return None
         report_runs = RunsFilter(job_name=job_name(self.source, "plan"), tags={REPORT_TAG: name})
         runs = self.context.instance.get_run_records(report_runs, limit=REPORT_RUNS_READ)
-        if sum(not ended_by_outage(run) for run in runs) >= self.settings.runs.attempts:
+        attempts = [
+            run
+            for run in runs  # but for those that an outage ended, or that no worker started
+            if run.start_time and run.dagster_run.tags.get(OUTAGE_TAG) != run.dagster_run.run_id
+        ]
+        if len(attempts) >= self.settings.runs.attempts:
             self.notes.append(
                 f"Several runs failed to plan the inventory report {name}: it is left to the daily "
                 "schedule."

@@ -19,7 +19,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
 from caf_pipeline.automation.asset_keys import DEFAULT_KEYS, AssetKeys
-from caf_pipeline.automation.launching import UNFINISHED, Backfills, failed_runs, runs_of
+from caf_pipeline.automation.launching import UNFINISHED, Backfills, runs_of
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.dagster_host.code_location import CodeLocation, code_location
@@ -241,16 +241,15 @@ def select(
         runs = runs_of(instance, [chunk.name for chunk in page])
         for chunk in page:
             records = runs.get(chunk.name, [])
+            statuses = [record.dagster_run.status for record in records]
             is_parked = chunk.state is ChunkState.PARKED
             if backfill := backfills.covering(chunk.source, chunk.name, records):
                 selected.backfills.setdefault(backfill, []).append(chunk.name)
-            elif chunk.name in leased or any(
-                record.dagster_run.status in UNFINISHED for record in records
-            ):
+            elif chunk.name in leased or any(status in UNFINISHED for status in statuses):
                 selected.held.append(chunk.name)
             elif is_parked and not selection.failed:
                 selected.parked += 1
-            elif not selection.failed or is_parked or failed_runs(records, chunk.runs_count_from):
+            elif not selection.failed or is_parked or statuses[:1] == [DagsterRunStatus.FAILURE]:
                 selected.chunks.append(chunk)
     return selected
 

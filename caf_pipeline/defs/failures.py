@@ -21,16 +21,7 @@ from dagster import (
 
 from caf_pipeline.automation import instance_calls
 from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, OUTAGE_TAG
-from caf_pipeline.errors import (
-    HITS_EVERY_CHUNK,
-    CafError,
-    HeldByOther,
-    LedgerUnreachable,
-    PlanTooSmall,
-    SourceUnreachable,
-    StagingError,
-    StoreUnreachable,
-)
+from caf_pipeline.errors import OUTAGES, CafError, HeldByOther
 
 T = TypeVar("T")
 Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContext
@@ -39,16 +30,6 @@ RETRY_TRANSIENT: Final = RetryPolicy(
     max_retries=3, delay=2, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS
 )
 """Waits of 2, 4 and 8 seconds, after the back-off of its requests."""
-
-OUTAGES: Final = (
-    SourceUnreachable,
-    LedgerUnreachable,
-    StoreUnreachable,
-    StagingError,
-    PlanTooSmall,
-    *HITS_EVERY_CHUNK,
-)
-"""Errors that do not depend on the chunk. They do not count as an attempt at it."""
 
 
 class RunInterrupted(DagsterError, DagsterExecutionInterruptedError):

@@ -118,7 +118,7 @@ class ChunkMoves(LedgerPart):
         if after is _S.PACKING:
             changes["attempts"] = CAF_FILES.c.attempts + 1
         if before is _S.PARKED and after in UNDER_WAY:
-            changes["unparked_at"] = func.now()
+            changes["failures"] = []
         if (before, after) == (_S.SEALED, _S.PACKING):
             # The sealed file is lost, and its root must never be posted.
             changes |= dict.fromkeys(

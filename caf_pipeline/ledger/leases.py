@@ -32,7 +32,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
+from caf_pipeline.errors import (
+    OUTAGES,
+    HeldByOther,
+    LeaseLost,
+    LedgerError,
+    NotLocated,
+    interrupt_behind,
+)
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder, LeaseRecord, chunk_of_lease
@@ -68,9 +75,13 @@ _TAKE: Final = _NEW_LEASE.on_conflict_do_update(
     },
     where=LEASES.c.epoch == bindparam("seen"),
 ).returning(LEASES.c.epoch)
-_SET_CHUNK_EPOCH: Final = (
-    update(CAF_FILES).where(CAF_FILES.c.name == bindparam("chunk")).values(epoch=bindparam("epoch"))
-)
+_CHUNK: Final = CAF_FILES.c.name == bindparam("chunk")
+_SET_CHUNK_EPOCH: Final = update(CAF_FILES).where(_CHUNK).values(epoch=bindparam("epoch"))
+_RUN: Final = bindparam("run", type_=Text)
+_OTHER_RUNS: Final = func.array_remove(CAF_FILES.c.failures, _RUN)
+# Until the attempt ends, it counts as failed: a killed run cannot count itself.
+_BEGIN_ATTEMPT: Final = _SET_CHUNK_EPOCH.values(failures=func.array_append(_OTHER_RUNS, _RUN))
+_TAKE_BACK: Final = update(CAF_FILES).where(_CHUNK).values(failures=_OTHER_RUNS)
 _HELD: Final = and_(LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held"))
 _RENEW: Final = update(LEASES).where(_HELD).values(expires_at=_EXPIRY)
 _LOCK_HELD: Final = (
@@ -91,6 +102,7 @@ class HeldLease:
         *,
         seconds: float = LEASE_SECONDS,
         waits: Waits | None = None,
+        attempt: bool = False,
     ) -> None:
         self.name = name
         self.epoch = 0
@@ -98,6 +110,7 @@ class HeldLease:
         self._holder = holder
         self._seconds = seconds
         self._waits = waits or Waits()
+        self._attempt = attempt
         self._lost = ""
         self._error = ""
         self._good_until = 0.0
@@ -133,9 +146,13 @@ class HeldLease:
     ) -> None:
         self._released.set()
         self._renewing.join()
-        # If the database is away, the lease expires.
+        no_attempt = interrupt_behind(error) or isinstance(error, (HeldByOther, *OUTAGES))
+        # If the database is away, the lease expires, and an attempt counts.
         with contextlib.suppress(LedgerError), self._engine.begin() as connection:
             connection.execute(_RELEASE, {"lease": self.name, "held": self.epoch})
+            if self._attempt and (error is None or no_attempt):
+                values = {"chunk": chunk_of_lease(self.name), "run": self._holder.run}
+                connection.execute(_TAKE_BACK, values)
 
     def check(self) -> None:
         reason = self._lost
@@ -162,11 +179,11 @@ class HeldLease:
             return self._try(connection)
         self.epoch = epoch
         chunk = chunk_of_lease(self.name)
-        if (
-            chunk is not None
-            and not connection.execute(_SET_CHUNK_EPOCH, {"epoch": epoch, "chunk": chunk}).rowcount
-        ):
-            raise NotLocated(f"the ledger has no chunk {chunk}")
+        if chunk is not None:
+            values = {"epoch": epoch, "chunk": chunk, "run": self._holder.run}
+            statement = _BEGIN_ATTEMPT if self._attempt else _SET_CHUNK_EPOCH
+            if not connection.execute(statement, values).rowcount:
+                raise NotLocated(f"the ledger has no chunk {chunk}")
         return None
 
     def _renew_until_released(self) -> None:
@@ -199,14 +216,21 @@ class Leases(LedgerPart):
         super().__init__(engine)
         self._seconds = seconds
 
-    def hold(self, name: str, holder: Holder, *, waits: Waits | None = None) -> HeldLease:
+    def hold(
+        self, name: str, holder: Holder, *, waits: Waits | None = None, attempt: bool = False
+    ) -> HeldLease:
         """Hold a lease in a context. A chunk's lease also sets the chunk's epoch.
+
+        An `attempt` at a chunk is one of its failures until it ends. A killed one stays, and one
+        with an error, but for OUTAGES, an interrupt, and HeldByOther.
 
         The lease of a dead process of this machine is taken over immediately. Otherwise the call
         waits until the holder renews the lease or it expires. Raises HeldByOther if a live run has
         it.
         """
-        return HeldLease(self._engine, name, holder, seconds=self._seconds, waits=waits)
+        return HeldLease(
+            self._engine, name, holder, seconds=self._seconds, waits=waits, attempt=attempt
+        )
 
     def list(self) -> Sequence[LeaseRecord]:
         return [

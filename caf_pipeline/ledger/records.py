@@ -174,8 +174,7 @@ class Chunk:
         read_back_at: when all stored bytes last came back, from a copy that has been right since.
         opened_with: recipient of the identity that opened all these bytes.
         unanswered_at: when a copy did not answer a check; None once all answered.
-        runs_count_from: when the chunk was planned or last unparked. Failures of runs that began
-            before do not count.
+        failures: ids of runs in a step, killed or failed since the chunk was planned or unparked.
         tail_start: None if the chunk was rebuilt.
         part: number of the object part that is the only member, from 1; 0: whole objects.
         part_abandoned: the object is never complete.
@@ -194,6 +193,7 @@ class Chunk:
     state: ChunkState
     epoch: int
     attempts: int
+    failures: Sequence[str]
     object_count: int
     object_bytes: int
     expected_size_bytes: int
@@ -210,7 +210,6 @@ class Chunk:
     samples: Sequence[Sample]
     reason: str
     updated_at: datetime
-    runs_count_from: datetime
     located_at: datetime | None = None
     checked_at: datetime | None = None
     read_back_at: datetime | None = None
@@ -290,14 +289,15 @@ class ForeignUse:
 
 @dataclass(frozen=True, slots=True)
 class LaunchableChunk:
-    """A chunk that needs a run; see `Chunk` for `runs_count_from`."""
+    """A chunk that needs a run; see `Chunk` for `failures`."""
 
     source: str
     address: str
     caf_file_id: int
     name: str
     state: ChunkState
-    runs_count_from: datetime
+    failures: Sequence[str]
+    updated_at: datetime
     size_bytes: int
     held: bool
 

@@ -33,18 +33,17 @@ CHUNKS: Final = Table(
     Column("encrypted", Boolean),
     *_columns(
         CAF_FILES,
-        "caf_file_id name source_id plan_id number reason epoch attempts object_count "
-        "object_bytes expected_size_bytes caf_size_bytes stored_size_bytes member_count "
-        "member_bytes skipped_count released_count samples unread tail_start tail_sha256 "
-        "has_log_times from_unknown_post created_at updated_at sealed_at located_at restored_at "
-        "adopted_at",
+        "caf_file_id name source_id plan_id number reason epoch attempts failures "
+        "object_count object_bytes expected_size_bytes caf_size_bytes stored_size_bytes "
+        "member_count member_bytes skipped_count released_count samples unread tail_start "
+        "tail_sha256 has_log_times from_unknown_post created_at updated_at sealed_at located_at "
+        "restored_at adopted_at",
     ),
     *_columns(
         CHUNK_COPIES,
         "store merkle_root proof_type owner start posted_at verified_at checked_at look_again_at "
         "suspected_at unanswered_at",
     ),
-    Column("runs_count_from", CAF_FILES.c.unparked_at.type),
 )
 LAST_WHOLE_INVENTORIES: Final = Table(
     "last_whole_inventories", VIEWS, *_columns(INVENTORIES, "source_id taken_at")

@@ -771,8 +771,12 @@ def _move(
 
 @contextmanager
 def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) -> Iterator[Lease]:
-    """Hold the chunk's lease, and wait while paused. An OSError becomes a StagingError."""
-    with context.waits.on(name), context.lease(chunk_lease(name)) as lease:
+    """Hold the chunk's lease for an attempt of the run, and wait while paused.
+
+    `though_paused`, it does not wait and is no attempt. An OSError becomes a StagingError.
+    """
+    attempt = not though_paused
+    with context.waits.on(name), context.lease(chunk_lease(name), attempt=attempt) as lease:
         try:
             if not though_paused:
                 context.wait_while_paused(lease.check)

@@ -375,7 +375,7 @@ class NarrowStore:
 def chunks_of(*sizes: int) -> list[LaunchableChunk]:
     now = datetime.now(UTC)
     return [
-        LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, now, size, held=False)
+        LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, (), now, size, held=False)
         for size in sizes
     ]
 

@@ -4,20 +4,20 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import psycopg
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import HeldByOther, LeaseLost, NotLocated
+from caf_pipeline.errors import CafError, HeldByOther, LeaseLost, NotLocated, SourceUnreachable
 from caf_pipeline.ledger import records
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
-from caf_pipeline.ledger.records import Holder
+from caf_pipeline.ledger.records import Holder, chunk_lease
 from caf_pipeline_tests.support.ledger_rows import bring_to, held, holder, pending, register, seal
 
 SHORT = 1.5
@@ -287,6 +287,35 @@ def test_a_lease_is_given_back_when_its_holder_fails(ledger):
         raise ConnectionError("the cable")
     with ledger.leases.hold("plan/src", holder("r2")) as lease:
         lease.check()
+
+
+@pytest.mark.parametrize(
+    ("error", "failures"),
+    [
+        (None, []),
+        (ZeroDivisionError(), ["a", "b"]),
+        (SourceUnreachable("away"), []),
+        (HeldByOther("another lease", holder="c"), []),
+        (KeyboardInterrupt(), []),
+    ],
+    ids=repr,
+)
+def test_only_an_attempts_own_failure_counts(ledger, chunk, error, failures):
+    for run in ("a", "a", "b"):
+        lease = ledger.leases.hold(chunk_lease(chunk), holder(run), attempt=True)
+        with suppress(BaseException), lease:
+            assert run in ledger.chunks.get(chunk).failures
+            if error:
+                raise error
+    assert ledger.chunks.get(chunk).failures == failures
+
+
+def test_an_attempt_takes_back_its_own_run_alone(ledger, chunk):
+    for run, error in (("a", CafError("own")), ("b", CafError("own")), ("a", None)):
+        with suppress(CafError), ledger.leases.hold(chunk_lease(chunk), holder(run), attempt=True):
+            if error:
+                raise error
+    assert ledger.chunks.get(chunk).failures == ["b"]
 
 
 def test_an_unknown_chunk_cannot_be_held(ledger):

@@ -60,6 +60,7 @@ def a_chunk(name: str = "demo-00000000-00001", **changes: Any) -> Chunk:
         "state": ChunkState.LOCATED,
         "epoch": 1,
         "attempts": 1,
+        "failures": (),
         "object_count": 1,
         "object_bytes": 900,
         "expected_size_bytes": 1_100,
@@ -76,6 +77,5 @@ def a_chunk(name: str = "demo-00000000-00001", **changes: Any) -> Chunk:
         "samples": (),
         "reason": "",
         "updated_at": datetime(2026, 1, 1, tzinfo=UTC),
-        "runs_count_from": datetime(2026, 1, 1, tzinfo=UTC),
     }
     return Chunk(**fields | changes)

@@ -1,22 +1,17 @@
 """Runs in the storage of a test's pipeline, and the results of its checks."""
 
+from contextlib import suppress
 from dataclasses import replace
 
-from dagster import (
-    AssetCheckKey,
-    AssetKey,
-    DagsterEvent,
-    DagsterEventType,
-    DagsterRunStatus,
-    RunRecord,
-)
+from dagster import AssetCheckKey, AssetKey, DagsterRunStatus
 
-from caf_pipeline.automation import launching
 from caf_pipeline.dagster_host.dagster_private import (
     RegisteredCodeLocationOrigin,
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from caf_pipeline.errors import CafError
+from caf_pipeline.steps.chunk_steps import lease_chunk
 
 SOURCE = "my-source"
 ARCHIVE = "caf_archive_my_source"
@@ -45,17 +40,11 @@ def start_run(pipeline, job: str, status: DagsterRunStatus, **tags: str) -> str:
 
 
 def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
-    run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTING, **{"dagster/partition": chunk})
+    run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": chunk})
     if begun:
-        pipeline.instance.report_dagster_event(
-            DagsterEvent(DagsterEventType.RUN_START.value, ARCHIVE), run_id
-        )
+        with suppress(CafError), lease_chunk(pipeline.run_context(run_id), chunk):
+            raise CafError("its first step failed")
     pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
-
-
-def failed_runs_of(pipeline, chunk: str) -> list[RunRecord]:
-    records = launching.runs_of(pipeline.instance, [chunk])[chunk]
-    return launching.failed_runs(records, pipeline.ledger.chunks.get(chunk).runs_count_from)
 
 
 def reported_checks(pipeline) -> dict[str, str]:
