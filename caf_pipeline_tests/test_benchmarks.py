@@ -1,8 +1,7 @@
-"""Runs each benchmark at a tiny scale, without judging what it measures."""
+"""One benchmark at a tiny scale, and the pages of results. `make bench-quick` runs all."""
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,56 +10,30 @@ import pytest
 
 from benchmarks import report, scaling
 from benchmarks.bounds import BOUNDS
-from benchmarks.cases import CASES, ROUND_TRIPS
+from benchmarks.cases import CASES
 from benchmarks.pairs import Command, Comparison, Usage, compare
 
 ROOT = Path(__file__).parents[1]
 
-MISSING = [
-    program for program in ("rclone", "openssl", "tar", "curl", "go") if not shutil.which(program)
-]
+CASE = next(iter(CASES))
 
 
-def output_lines(*command):
-    """Return the lines that a Python module prints."""
-    process = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+def run_benchmark(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
+
+
+def test_case_prints_its_ratio_as_json():
+    process = run_benchmark("--scale", "tiny", "--pairs", "1", CASE)
     assert process.returncode == 0, process.stderr
-    return process.stdout.splitlines()
-
-
-# A case that crosses a network runs the same code at each latency, so one of them suffices.
-RUN_CASES = [
-    name
-    for name, case in CASES.items()
-    if case.round_trip_ms == ROUND_TRIPS[0]
-    or not (case.base or f"{name}-{ROUND_TRIPS[0]}ms" in CASES)
-]
-
-
-@pytest.fixture(scope="module")
-def results(request):
-    """The result of each chosen case, by name. One process measures all: servers start once."""
-    tests = [
-        test.callspec.params
-        for test in request.session.items
-        if "results" in getattr(test, "fixturenames", ())
-    ]
-    cases = [parameters["case"] for parameters in tests]
-    lines = output_lines("benchmarks", "--scale", "tiny", "--pairs", "1", *cases)
-    return {result["case"]: result for result in map(json.loads, lines)}
-
-
-@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-@pytest.mark.parametrize(
-    "case",
-    [RUN_CASES[0], *(pytest.param(case, marks=pytest.mark.thorough) for case in RUN_CASES[1:])],
-)
-def test_case_prints_its_ratio_as_json(results, case):
-    result = results[case]
-    assert (result["scale"], result["pairs"]) == ("tiny", 1)
-    compared = CASES[case].ratio_of
+    result = json.loads(process.stdout)
+    assert (result["case"], result["scale"], result["pairs"]) == (CASE, "tiny", 1)
+    compared = CASES[CASE].ratio_of
     assert result["ratio"] == pytest.approx(result["ours"][compared] / result["theirs"][compared])
     assert (
         min(
@@ -70,10 +43,6 @@ def test_case_prints_its_ratio_as_json(results, case):
         )
         > 0
     )
-    served = case.startswith(
-        ("packing", "journal", "report", "listing", "restore", "read-", "whole", "run", "get")
-    )
-    assert (result.get("server") in {"versitygw", "moto"}) == served
 
 
 def test_the_page_names_the_bound_of_each_case():
@@ -86,86 +55,8 @@ def test_the_page_names_the_bound_of_each_case():
 
 
 @pytest.mark.thorough
-def test_simulated_workers_share_a_ledger():
-    lines = output_lines(
-        "benchmarks.workers", "--workers", "1", "5", "--chunks", "6", "--objects", "2"
-    )
-    results = [json.loads(line) for line in lines]
-    assert [(line["workers"], line["chunks"]) for line in results] == [(1, 6), (5, 6)]
-    assert all(
-        line["moves_per_second"] == pytest.approx(7 * 6 / line["seconds"]) for line in results
-    )
-
-
-@pytest.mark.thorough
-def test_dagster_shows_all_chunks_as_partitions():
-    lines = output_lines("benchmarks.partitions", "--chunks", "30")
-    [result] = [
-        json.loads(line) for line in lines if line.startswith("{")
-    ]  # the code server prints lines, too
-    assert (result["chunks"], min(result["seconds"].values()) >= 0) == (30, True)
-
-
-@pytest.mark.thorough
-def test_formats_benchmark_writes_and_reads_archives():
-    [result] = map(
-        json.loads,
-        output_lines("benchmarks.formats", "--files", "50", "--inputs", "3", "--entries", "4"),
-    )
-    assert (result["files"], result["log_mb"]) == (50, 0.4)
-    assert (
-        min(result["look_ups_a_second"], result["written_mb_a_second"], result["read_mb_a_second"])
-        > 0
-    )
-
-
-@pytest.mark.thorough
-def test_daemon_benchmark_prints_the_costs_of_runs():
-    arguments = ["--chunks", "2", "--puts", "0", "--storage", "sqlite", "--workers", "2"]
-    [result, by_command] = map(json.loads, output_lines("benchmarks.daemon", *arguments))
-    assert (by_command["runs"], by_command["failed_runs"], by_command["workers"]) == (2, 0, 2)
-    assert (result["chunks"], result["storage"], result["runs"], result["failed_runs"]) == (
-        2,
-        "sqlite",
-        2,
-        0,
-    )
-    assert (
-        min(
-            result["median_events_a_run"],
-            result["storage_bytes_a_run"],
-            result["runs_a_minute"],
-            result["queued_a_second"],
-        )
-        > 0
-    )
-
-
-@pytest.mark.thorough
-def test_slopes_print_how_costs_grow():
-    [result] = map(json.loads, output_lines("benchmarks.slopes", "--scale", "tiny", "writer-small"))
-    assert (
-        result["case"],
-        result["scale"],
-        len(result["cpu_seconds"]),
-        len(result["peak_bytes"]),
-    ) == (
-        "writer-small",
-        "slopes-tiny",
-        3,
-        3,
-    )
-
-
-@pytest.mark.thorough
 def test_unknown_case_is_named():
-    process = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "nothing"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = run_benchmark("nothing")
     assert (process.returncode, process.stdout) == (2, "")
     assert "'nothing'" in process.stderr
 

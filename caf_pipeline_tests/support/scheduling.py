@@ -17,7 +17,6 @@ PROCESSES_PER_CORE: Final = 2.5
 
 LONGEST_FIRST: Final = (
     "test_team_command_line.py",
-    "test_benchmarks.py",
     "dagster_host/test_daemon.py",
     "faults/test_kills_pairs.py",
     "automation/test_dead_runs.py",
