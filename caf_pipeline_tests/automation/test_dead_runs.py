@@ -27,10 +27,7 @@ from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
-pytest_plugins = [
-    "caf_pipeline_tests.support.dagster_home",
-    "caf_pipeline_tests.support.unruly_s3",
-]
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.unruly_s3"]
 
 CHUNK_ASSETS = 'key:"my-source/caf_chunk" or key:"my-source/stored_chunk"'
 
@@ -127,7 +124,7 @@ def tick(pipeline) -> str:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("executor", ["in_process", "multiprocess", "default"])
+@pytest.mark.parametrize("executor", ["in_process", "default"])
 def test_killed_run_is_marked_as_failed(planned, unruly_s3, tmp_path, executor):
     with packing(planned, unruly_s3, tmp_path, executor) as process:
         run = latest(planned)
@@ -177,9 +174,10 @@ def test_killed_foreign_run_is_left_alone(planned, tmp_path):
     assert latest(planned).status is DagsterRunStatus.STARTED
 
 
-def dead_run(instance, status=DagsterRunStatus.STARTED):
+def dead_run(instance, status=DagsterRunStatus.STARTED, **changes):
+    """Create a run whose process, by its number, is this one, which started later."""
     run = instance.create_run_for_job(foreign, status=status)
-    process = replace(this_process(run.run_id), process_started=0.0)
+    process = replace(this_process(run.run_id), process_started=0.0, **changes)
     instance.add_run_tags(run.run_id, process_tags(process))
     return instance.get_run_by_id(run.run_id)
 
@@ -188,6 +186,23 @@ def test_dead_run_that_was_being_canceled_is_canceled(instance):
     run = dead_run(instance, DagsterRunStatus.CANCELING)
     assert reap_dead_runs(instance) == [run.run_id]
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.CANCELED
+
+
+def test_run_of_another_machine_is_left_alone(instance):
+    dead_run(instance, boot_id="another machine")
+    assert reap_dead_runs(instance) == []
+
+
+def test_run_with_an_inherited_process_tag_is_left_alone(instance):
+    dead = dead_run(instance)
+    instance.create_run_for_job(
+        foreign,
+        status=DagsterRunStatus.STARTED,
+        tags={PROCESS_TAG: dead.tags[PROCESS_TAG]},
+        parent_run_id=dead.run_id,
+        root_run_id=dead.run_id,
+    )
+    assert reap_dead_runs(instance) == [dead.run_id]
 
 
 def test_run_that_ends_while_listed_keeps_its_status(instance, monkeypatch):

@@ -18,7 +18,7 @@ from caf_pipeline.dagster_host.backfill import Selection, backfill_command, sele
 from caf_pipeline.dagster_host.code_location import code_location
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.defs.naming import BACKFILL_TAG, PRIORITY_TAG
-from caf_pipeline.errors import NoDaemon, NotLocated, SettingsError, UsageError
+from caf_pipeline.errors import NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
@@ -67,10 +67,6 @@ def submit(pipeline) -> str:
     return backfill_id
 
 
-# --- where nothing would happen
-# ---------------------------------------------------------------------------------------
-
-
 def test_backfill_without_a_dagster_home_creates_nothing(pipeline_settings):
     with pytest.raises(NoDaemon, match="no Dagster daemon"):
         backfill_command(SOURCE, settings=pipeline_settings, wanted={})
@@ -88,11 +84,6 @@ def test_without_a_live_daemon_nothing_is_submitted(planned, seconds_ago):
     assert planned.instance.get_backfills() == []
 
 
-def test_an_unknown_source_is_refused(planned):
-    with pytest.raises(SettingsError, match="'other'"):
-        backfill_command("other", settings=planned.settings, wanted={})
-
-
 def test_where_there_is_nothing_to_do_it_ends_well(planned, capsys):
     for chunk in planned.chunks():
         chunk_steps.withdraw(planned.run_context(), chunk)
@@ -101,10 +92,6 @@ def test_where_there_is_nothing_to_do_it_ends_well(planned, capsys):
     )  # no daemon is needed for that
     assert "nothing to submit" in capsys.readouterr().err
     assert planned.instance.get_backfills() == []
-
-
-# --- which chunks
-# ------------------------------------------------------------------------------------------
 
 
 def test_selection_by_plan_and_by_range(planned):
@@ -283,10 +270,6 @@ def test_a_failed_chunk_of_a_backfill_is_submitted_again(planned):
     )
 
 
-# --- with a daemon
-# ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("submitted", [False, True])
 def test_an_interrupted_submit_reports_whether_the_backfill_exists(
     planned, monkeypatch, capsys, submitted
@@ -342,5 +325,7 @@ def test_the_daemon_continues_an_interrupted_backfill_command(pipeline, tmp_path
     (result,) = pipeline.instance.get_backfills()
     assert result.status is BulkActionStatus.COMPLETED_SUCCESS
     runs = pipeline.instance.get_runs(RunsFilter(tags={BACKFILL_TAG: submitted.backfill_id}))
-    assert len(runs) == 2
+    assert len(runs) == 2  # the sensor that launches chunks leaves them to the backfill
     assert {run.tags[PRIORITY_TAG] for run in runs} == {"-1"}
+    log = pipeline.instance.all_logs(runs[0].run_id)
+    assert any("steps in process" in (entry.user_message or "") for entry in log)

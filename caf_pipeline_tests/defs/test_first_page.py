@@ -50,14 +50,15 @@ def ui(pipeline, tmp_path, monkeypatch):
         yield server
 
 
-def run_all(pipeline) -> None:
-    run_source(SOURCE, settings=pipeline.settings, console=Console(file=io.StringIO()))
-
-
 @pytest.mark.thorough
-def test_the_ui_shows_and_reexecutes_runs_of_caf_run(pipeline, ui):
+def test_the_ui_shows_runs_and_assets_of_caf_run(pipeline, ui, database):
     pipeline.put(3)
-    run_all(pipeline)
+    run_source(SOURCE, settings=pipeline.settings, console=Console(file=io.StringIO()))
+    assert_assets_are_shown(ui, database)
+    assert_runs_are_shown_and_reexecuted(pipeline, ui)
+
+
+def assert_runs_are_shown_and_reexecuted(pipeline, ui):
     (entry,) = ui.ask(JOBS)["workspaceOrError"]["locationEntries"]
     (repository,) = entry["locationOrLoadError"]["repositories"]
     served = {job["name"] for job in repository["pipelines"]}
@@ -97,10 +98,8 @@ ASSETS = f"""
 }} }}"""
 
 
-@pytest.mark.thorough
-def test_assets_show_rows_columns_uri_and_sizes(pipeline, ui, database):
-    pipeline.put(3)
-    run_all(pipeline)
+def assert_assets_are_shown(ui, database):
+    """Rows, columns, places and sizes."""
     always, made = {}, {}
     for node in ui.ask(ASSETS)["assetNodes"]:
         name = node["assetKey"]["path"][1]
