@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.defs.naming import ASSETS, DEAD_RUNS_SENSOR, LAUNCH_SENSOR, job_name
-from caf_pipeline.settings import load_settings
-from caf_pipeline_tests.support.command_line import KEYS, CommandLine
+from caf_pipeline_tests.support.command_line import KEYS, CommandLine, opened_context
 from caf_pipeline_tests.support.dagster_project import make_project
 from caf_pipeline_tests.support.dagster_versions import find_uv, install_dagster, oldest_dagster
 
@@ -66,11 +64,11 @@ def test_bucket_is_archived_in_the_project(project, new_bucket):
     )
     project.dg("launch", "--job", job_name("photos", "plan"))
     caf = CommandLine(project.defs, KEYS)  # which finds caf.toml in a folder above
-    with caf.surroundings(), opened_ledger(load_settings()) as ledger:
-        (chunk,) = ledger.chunks.list("photos")
+    with opened_context(caf, "photos") as context:
+        (chunk,) = context.ledger.chunks.list("photos")
     project.dg("launch", "--job", job_name("photos", "archive"), "--partition", chunk.name)
-    with caf.surroundings(), opened_ledger(load_settings()) as ledger:
-        assert ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
+    with opened_context(caf, "photos") as context:
+        assert context.ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
     assert caf("get", "photos", "a.txt").out == b"an object"
     new_bucket.put("b.txt", b"another object")
     project.dg("launch", "--assets", "photos/s3_inventory,photos/chunk_plan")

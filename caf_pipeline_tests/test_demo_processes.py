@@ -13,6 +13,7 @@ import pytest
 from caf_pipeline.encryption.identities import Identities
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.settings import load_settings
+from caf_pipeline_tests.support.free_ports import free_port
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.sessions import in_session
 
@@ -114,12 +115,6 @@ def taken_port():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize(

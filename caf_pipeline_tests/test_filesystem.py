@@ -26,12 +26,7 @@ from caf_pipeline.filesystem import CafFileSystem
 from caf_pipeline.retrieval import bulk
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline_tests.support.breaking_folders import BreakingFolders
-from caf_pipeline_tests.support.command_line import (
-    KEYS,
-    CommandLine,
-    archive_source,
-    source_text,
-)
+from caf_pipeline_tests.support.command_line import KEYS, CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -192,12 +187,7 @@ def test_bytes_and_slices_are_read(filled):
     assert filled.cat_file("src/a/b") == b"below"
     assert [
         filled.cat_file("src/a/b", *edges) for edges in ((1, 3), (-2, None), (None, -1), (9, None))
-    ] == [
-        b"el",
-        b"ow",
-        b"belo",
-        b"",
-    ]
+    ] == [b"el", b"ow", b"belo", b""]
     assert filled.cat(["src/a", "src/a/b"]) == {"src/a": b"file", "src/a/b": b"below"}
     assert filled.cat("src/a/*", on_error="omit") == {"src/a/b": b"below"}
     with filled.open("src/é ü", "r") as file:
@@ -291,9 +281,7 @@ def test_directories_may_end_in_a_slash(filled, tmp_path):
     assert (tmp_path / "out" / "d").read_bytes() == b"deep"
 
 
-def test_version_options_are_refused_outside_of_open(
-    filled,
-):
+def test_version_options_are_refused_outside_of_open(filled):
     for asked in ({"object_version": "v9"}, {"as_of": datetime(2000, 1, 1, tzinfo=UTC)}):
         calls = [
             partial(call, "src/a/b", **asked)
@@ -364,12 +352,6 @@ def test_cached_files_have_the_same_bytes(fs, tmp_path, protocol):
         cached.open("src/none")
     del file
     gc.collect()  # here, and not in another test
-
-
-def test_a_block_of_lines_is_read(fs):
-    fs.pipe_file("lines", b"one\ntwo\nthree\n")
-    assert fs.read_block("src/lines", 1, 5, b"\n") == b"two\n"
-    assert fs.read_block("src/lines", 4, None) == b"two\nthree\n"
 
 
 def test_unwritable_local_file_raises_oserror(filled, tmp_path):

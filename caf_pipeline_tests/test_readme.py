@@ -122,13 +122,7 @@ def test_make_demo_archives_and_compares(demonstrated):
 
 def test_readme_shows_what_the_demo_prints(demonstrated):
     (shown,) = blocks("console")
-    for word in (
-        "the source is complete",
-        "identical: ",
-        " current, ",
-        "Merkle root",
-        "located",
-    ):
+    for word in ("the source is complete", "identical: ", " current, ", "Merkle root", "located"):
         assert word in shown
         assert word in demonstrated
 

@@ -27,6 +27,7 @@ def test_make_test_runs_a_test_of_each_promise():
     page = (ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8")
     functions = re.findall(r"`(test_\w+?)(?:_…)?`", page)
     patterns = re.findall(r"`((?:\w+/)?\w*test_[\w*]+\.py|contracts/\w+\.py)`", page)
+    assert [pattern for pattern in patterns if not list(TESTS.rglob(pattern))] == []
     files = {path for pattern in patterns for path in TESTS.rglob(pattern)}
     files -= {TESTS / name for name in TOO_SLOW}
     assert (len(functions) > 10, len(files) > 10) == (True, True)

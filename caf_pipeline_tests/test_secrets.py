@@ -136,13 +136,6 @@ def test_a_private_run_leaves_no_secret_and_no_plaintext(private, database, monk
     assert not [name for name, data in kept if MARKED_KEY.encode() in data]
 
 
-@pytest.mark.thorough
-def test_a_private_object_reads_back_after_the_run(private):
-    assert private("run").status == 0
-    done = private("get", "src", f"{MARKED_KEY}-1")
-    assert (done.status, done.out) == (0, MARKED_BODY * 5_000)
-
-
 def said(done: Done) -> list[tuple[str, bytes]]:
     return [("stdout", done.out), ("stderr", done.err.encode())]
 

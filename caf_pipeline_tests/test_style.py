@@ -76,23 +76,3 @@ def test_a_sentence_that_readers_read_twice_is_reported(sentence):
 )
 def test_a_plain_sentence_is_not_reported(sentence):
     assert not faults(sentence, opens=True)
-
-
-def test_promises_name_tests_that_exist():
-    page = (ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8")
-    tests = Path(__file__).parent
-    functions = {
-        name
-        for path in tests.rglob("*.py")
-        for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
-    }
-    named = re.findall(r"`(test_\w+?)(_…)?`", page)
-    assert len(named) > 10
-    assert not [
-        name
-        for name, cut in named
-        if not any(function.startswith(name) if cut else function == name for function in functions)
-    ]
-    modules = re.findall(r"`((?:\w+/)?test_\w+\.py)`", page)
-    assert len(modules) > 10
-    assert not [module for module in modules if not list(tests.rglob(module))]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 from dagster import (
@@ -33,7 +34,12 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.conditions import Condition, ConditionKind, find_conditions
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.free_ports import free_port
-from caf_pipeline_tests.support.pipeline_runs import reported_checks
+from caf_pipeline_tests.support.pipeline_runs import (
+    SOURCE,
+    reported_checks,
+    with_settings,
+    with_source,
+)
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
@@ -42,7 +48,6 @@ pytestmark = pytest.mark.thorough
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
-SOURCE = "my-source"
 SENSOR = "caf_watch_sources"
 
 
@@ -100,10 +105,21 @@ def mail_server():
     yield from serving(socketserver.TCPServer(("127.0.0.1", 0), Smtp))
 
 
-def told(pipeline, **alerts):
-    return replace(
-        pipeline, settings=pipeline.settings.model_copy(update={"alerts": AlertSettings(**alerts)})
-    )
+def told(pipeline, webhook=None, **alerts):
+    """Return the pipeline with alerts, to the webhook's server if it is given."""
+    if webhook:
+        alerts["webhook"] = SecretStr(f"http://127.0.0.1:{webhook.server_port}/services/T0/secret")
+    return with_settings(pipeline, alerts=AlertSettings(**alerts))
+
+
+def to_mail(server):
+    """Return the settings of mail to ops@example.org by this server."""
+    return {
+        "mail_to": ("ops@example.org",),
+        "mail_from": "caf@example.org",
+        "smtp_host": "127.0.0.1",
+        "smtp_port": server.server_address[1],
+    }
 
 
 @pytest.fixture
@@ -117,12 +133,7 @@ def parked(pipeline):
 
 def test_a_parked_chunk_alerts_webhook_and_mail_once(parked, webhook, mail_server):
     pipeline, chunk = parked
-    url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
-    addresses = {"mail_to": ("ops@example.org",), "mail_from": "caf@example.org"}
-    port = mail_server.server_address[1]
-    pipeline = told(
-        pipeline, webhook=SecretStr(url), smtp_host="127.0.0.1", smtp_port=port, **addresses
-    )
+    pipeline = told(pipeline, webhook, **to_mail(mail_server))
     tick = evaluate_tick(pipeline, SENSOR)
     assert "to the webhook" in tick.skip_message
     assert "ops@example.org" in tick.skip_message
@@ -160,12 +171,11 @@ def test_a_failed_webhook_fails_the_tick_and_is_retried(parked, webhook, caplog)
     pipeline, _ = parked
     caplog.set_level(logging.INFO)
     webhook.status = 500
-    url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
     with pytest.raises(AlertNotSent, match=r"127\.0\.0\.1.* 500") as refused:
-        evaluate_tick(told(pipeline, webhook=SecretStr(url)), SENSOR)
-    away = SecretStr(f"http://127.0.0.1:{free_port()}/services/T0/secret")
+        evaluate_tick(told(pipeline, webhook), SENSOR)
+    away = SimpleNamespace(server_port=free_port())
     with pytest.raises(AlertNotSent, match="answer") as gone:
-        evaluate_tick(told(pipeline, webhook=away), SENSOR)
+        evaluate_tick(told(pipeline, away), SENSOR)
     for error in (refused, gone):
         assert "secret" not in f"{error.value}{error.value.hint}{error.value.__cause__}"
     assert (
@@ -176,7 +186,7 @@ def test_a_failed_webhook_fails_the_tick_and_is_retried(parked, webhook, caplog)
             told(pipeline, mail_to=("a@b",), smtp_host="127.0.0.1", smtp_port=free_port()), SENSOR
         )
     webhook.status = 200
-    evaluate_tick(told(pipeline, webhook=SecretStr(url)), SENSOR)
+    evaluate_tick(told(pipeline, webhook), SENSOR)
     assert webhook.got[-1]["alerts"][0]["status"] == "begun"
     assert "secret" not in caplog.text
 
@@ -184,11 +194,7 @@ def test_a_failed_webhook_fails_the_tick_and_is_retried(parked, webhook, caplog)
 def test_webhook_and_mail_fail_independently(parked, webhook, mail_server):
     pipeline, _ = parked
     webhook.status = 500
-    url = SecretStr(f"http://127.0.0.1:{webhook.server_port}/")
-    port = mail_server.server_address[1]
-    pipeline = told(
-        pipeline, webhook=url, mail_to=("ops@example.org",), smtp_host="127.0.0.1", smtp_port=port
-    )
+    pipeline = told(pipeline, webhook, **to_mail(mail_server))
     tick = evaluate_tick(pipeline, SENSOR)
     assert "to ops@example.org" in tick.skip_message
     assert "500" in tick.skip_message
@@ -204,8 +210,7 @@ def test_webhook_and_mail_fail_independently(parked, webhook, mail_server):
 def test_who_is_named_later_is_told_what_goes_on(parked, webhook):
     pipeline, _ = parked
     tick = evaluate_tick(pipeline, SENSOR)
-    url = SecretStr(f"http://127.0.0.1:{webhook.server_port}/")
-    evaluate_tick(told(pipeline, webhook=url), SENSOR, tick.cursor)
+    evaluate_tick(told(pipeline, webhook), SENSOR, tick.cursor)
     assert [item["status"] for item in webhook.got[0]["alerts"]] == ["begun"]
 
 
@@ -217,7 +222,7 @@ def test_a_pause_ends_no_delay_and_new_reasons_are_reported(pipeline, webhook):
         pipeline,
         caf_files=f"{withdrawn}, updated_at = now(), created_at = now() - interval '10 days'",
     )
-    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
+    pipeline = told(pipeline, webhook)
     tick = evaluate_tick(pipeline, SENSOR)
     assert evaluation_of(pipeline).severity.value == "WARN"
     age(pipeline, caf_files="updated_at = now() - interval '7 hours'")
@@ -245,11 +250,9 @@ def alerts_of(webhook) -> list[list[tuple[str, str, str]]]:
 
 def test_an_unreachable_ledger_alerts_once_and_ends_no_condition(parked, webhook):
     pipeline, _ = parked
-    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
+    pipeline = told(pipeline, webhook)
     nowhere = SecretStr(f"postgresql://caf@127.0.0.1:{free_port()}/caf")
-    away = replace(
-        pipeline, settings=pipeline.settings.model_copy(update={"database_url": nowhere})
-    )
+    away = with_settings(pipeline, database_url=nowhere)
     tick = evaluate_tick(pipeline, SENSOR)
     for output in ("1 alert sent to the webhook", "nothing to send"):
         tick = evaluate_tick(away, SENSOR, tick.cursor, tick_seconds=10)
@@ -280,7 +283,7 @@ def test_damaged_chunks_and_failed_checks_send_alerts(parked, webhook):
             description="It ends in 3 days.",
         )
         pipeline.instance.report_runless_asset_event(failed)
-    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
+    pipeline = told(pipeline, webhook)
     evaluate_tick(pipeline, SENSOR)
     assert alerts_of(webhook) == [[(SOURCE, "damaged", "begun"), (SOURCE, "space_ends", "begun")]]
     assert "caf_storage_plan_lasts" in webhook.got[0]["text"]
@@ -298,7 +301,7 @@ def begin_a_run(pipeline, job: str, *, failed: bool):
 @pytest.mark.parametrize("failed", [False, True], ids=["under way", "failed"])
 def test_an_unevaluated_check_does_not_suppress_alerts(parked, webhook, failed):
     pipeline, chunk = parked
-    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"))
+    pipeline = told(pipeline, webhook)
     for name in ("caf_plan_accounts_for_inventory", "caf_storage_plan_lasts"):
         failure = AssetCheckEvaluation(
             asset_key=AssetKey([SOURCE, "chunk_plan"]),
@@ -342,17 +345,14 @@ def test_the_sensor_reports_checks_that_a_run_left_unevaluated(parked, failed):
 
 def test_a_refusing_database_counts_as_unreachable(parked, webhook):
     pipeline, _ = parked
-    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"))
+    pipeline = told(pipeline, webhook)
     url = pipeline.settings.database_url.get_secret_value()
     gone = SecretStr(
         re.sub(r"/[^/?]*(?=\?|$)", "/no_such_database", url, count=1)
         if "?" in url
         else url + "_gone"
     )
-    refused = replace(
-        pipeline, settings=pipeline.settings.model_copy(update={"database_url": gone})
-    )
-    tick = evaluate_tick(refused, SENSOR)
+    tick = evaluate_tick(with_settings(pipeline, database_url=gone), SENSOR)
     assert "does not exist" in tick.skip_message
     assert [item["condition"] for item in webhook.got[0]["alerts"]] == ["ledger_away"]
     evaluate_tick(pipeline, SENSOR, tick.cursor)
@@ -383,16 +383,9 @@ def test_an_unencodable_login_is_not_shown_in_the_error(parked, webhook, mail_se
     pipeline, _ = parked
     monkeypatch.setattr(smtplib.SMTP, "starttls", lambda *_, **__: None)
     mail_server.extensions = b"250-here\r\n250 AUTH LOGIN PLAIN\r\n"
-    mail = {
-        "smtp_host": "127.0.0.1",
-        "smtp_port": mail_server.server_address[1],
-        "smtp_security": "starttls",
-    }
-    mail |= {"mail_to": ("ops@example.org",), "mail_from": "caf@example.org"}
     login = {"smtp_user": "u", "smtp_password": SecretStr("p\u00e4sswort")}
-    pipeline = told(
-        pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"), **mail, **login
-    )
+    mail = to_mail(mail_server) | login | {"smtp_security": "starttls"}
+    pipeline = told(pipeline, webhook, **mail)
     tick = evaluate_tick(pipeline, SENSOR)
     assert "login" in tick.skip_message
     assert "sswort" not in tick.skip_message
@@ -435,9 +428,7 @@ def kinds(pipeline, *, paused: bool = False, on_jackal: bool = False, **changes)
     }
 
 
-def test_conditions_come_from_the_ledger_and_pauses_explain_delays(
-    pipeline,
-):
+def test_conditions_come_from_the_ledger_and_pauses_explain_delays(pipeline):
     assert kinds(pipeline) == set()  # nothing was planned yet
     pipeline.put(12)
     chunk, _ = pipeline.plan()
@@ -527,17 +518,11 @@ def no_inventory(pipeline) -> Condition:
     return condition
 
 
-def automatic(pipeline):
-    """Return the pipeline with an automatic source."""
-    sources = {SOURCE: pipeline.settings.sources[SOURCE].model_copy(update={"automatic": True})}
-    return replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": sources}))
-
-
 def test_only_an_automatic_source_must_have_been_planned(pipeline):
     pipeline.run_context()
     age(pipeline, sources="created_at = now() - interval '3 days'")
     assert kinds(pipeline) == set()
-    assert "its daily schedule" in no_inventory(automatic(pipeline)).hint
+    assert "its daily schedule" in no_inventory(with_source(pipeline, automatic=True)).hint
 
 
 def test_an_old_inventory_of_a_manual_source_names_the_command(pipeline):
@@ -548,7 +533,7 @@ def test_an_old_inventory_of_a_manual_source_names_the_command(pipeline):
     hint = no_inventory(pipeline).hint
     assert f"`caf run {SOURCE}`" in hint
     assert f"automatic = true in [sources.{SOURCE}]" in hint
-    assert "its daily schedule" in no_inventory(automatic(pipeline)).hint
+    assert "its daily schedule" in no_inventory(with_source(pipeline, automatic=True)).hint
 
 
 def test_an_inventory_from_the_future_is_not_fresh(pipeline):
@@ -569,9 +554,7 @@ def test_check_results_are_repeated_for_a_new_plan(parked):
         pipeline.plan()
 
 
-def test_the_space_check_is_repeated_once_for_each_plan(
-    pipeline,
-):
+def test_the_space_check_is_repeated_once_for_each_plan(pipeline):
     pipeline.put(1)
     pipeline.plan()
     plan, key = (
@@ -708,7 +691,7 @@ def hour_later(cursor: str) -> str:
 def test_each_escalation_is_sent_at_most_hourly(pipeline, webhook):
     pipeline.put(1)
     pipeline.plan()
-    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
+    pipeline = told(pipeline, webhook)
 
     def tick(severity: AssetCheckSeverity, cursor: str | None) -> tuple[str, int]:
         """Return the cursor and the number of alerts sent so far."""

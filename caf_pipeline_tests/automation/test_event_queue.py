@@ -25,7 +25,7 @@ from caf_pipeline.steps.conditions import ConditionKind, find_conditions
 from caf_pipeline.steps.notices import drain_queue, scan_noticed
 from caf_pipeline_tests.support.event_queue import SENSOR, Queue
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.pipeline_runs import SOURCE
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, with_source
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
@@ -108,14 +108,7 @@ def test_eventbridge_events_have_plain_keys(queue):
 
 def test_a_tick_with_events_lists_many_pages(pipeline, unruly_s3):
     unruly_s3.page_keys = 2
-    source = pipeline.settings.sources[SOURCE].model_copy(
-        update={"endpoint_url": unruly_s3.endpoint}
-    )
-    queue = Queue(
-        replace(
-            pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
-        )
-    )
+    queue = Queue(with_source(pipeline, endpoint_url=unruly_s3.endpoint))
     for number in range(9):
         queue.bucket.put(f"k{number}")
     queue.send("k0", "k4", "k7")
@@ -124,12 +117,7 @@ def test_a_tick_with_events_lists_many_pages(pipeline, unruly_s3):
 
 
 def test_each_tick_drains_the_queue_and_plans_once_per_interval(pipeline, monkeypatch):
-    source = pipeline.settings.sources[SOURCE].model_copy(update={"watch_interval_seconds": 300})
-    queue = Queue(
-        replace(
-            pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
-        )
-    )
+    queue = Queue(with_source(pipeline, watch_interval_seconds=300))
     for key in ("a", "b"):
         queue.bucket.put(key)
         queue.send(key)
@@ -177,9 +165,7 @@ def test_an_event_during_a_listing_stays_unless_it_is_older(queue, sequencer, st
     assert queue.noticed() == ([b"k"] if stays else [])
 
 
-def test_a_busy_key_waits_since_its_last_listing(
-    queue,
-):
+def test_a_busy_key_waits_since_its_last_listing(queue):
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")
     queue.drain()

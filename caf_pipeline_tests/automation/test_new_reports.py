@@ -9,7 +9,7 @@ from caf_pipeline.automation import launching
 from caf_pipeline.defs.naming import REPORT_TAG
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
-from caf_pipeline_tests.support.pipeline_runs import SOURCE, start_run, with_source
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, failure_of, start_run, with_source
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.ticks import evaluate_tick
@@ -200,8 +200,7 @@ def test_a_damaged_report_file_fails_its_run(reported):
     report, request = tick(pipeline)
     assert report == name
     result = execute(pipeline, request)
-    (failure,) = [event for event in result.all_events if event.is_step_failure]
-    assert "manifest" in failure.step_failure_data.user_failure_data.description
+    assert "manifest" in failure_of(result).description
     assert tick(pipeline)[0] == ""  # after a pause
 
 

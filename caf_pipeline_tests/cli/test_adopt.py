@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
-import time
 
 import httpx
 import pytest
@@ -202,27 +200,3 @@ def test_strangers_and_lying_providers_are_not_trusted(caf, other, bodies, netwo
     network.well_behaved()
     assert caf("adopt", "src", str(path), str(strange)).status == 7
     assert [row["file_path"] for row in rows_of(ledger)["file_locations"]] == ["a/key-1"]
-
-
-@pytest.mark.thorough
-def test_a_killed_adoption_continues(caf, other, bodies, ledger):
-    for number in range(3):
-        other.post(f"{number}.caf", part(bodies, number))
-    process = caf.start("adopt", "src", "--from-chain")
-    while not ledger.chunks.list() and process.poll() is None:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    for chunk in ledger.chunks.list():
-        assert (
-            len([row for row in rows_of(ledger)["file_locations"] if row["chunk"] == chunk.name])
-            == chunk.member_count
-        )
-    assert caf("adopt", "src", "--from-chain").status == 0
-    assert [row["file_path"] for row in rows_of(ledger)["file_locations"]] == [
-        f"a/key-{number}" for number in range(3)
-    ]
-
-
-def test_adopt_needs_an_inventory_and_names_the_command(caf):
-    expect_error(caf("adopt", "src", "--from-chain"), 11, "no whole inventory", "caf plan src")

@@ -266,11 +266,10 @@ def test_a_longer_series_in_the_way_is_refused(here, capsys):
     assert sorted(os.listdir(here)) == ["d", "o-00003.caf"]
 
 
-@pytest.mark.parametrize(("out", "status"), [("missing/o.caf", 8), ("d", 2), ("pipe", 2)])
-def test_an_archive_that_cannot_be_written_is_reported(here, capsys, out, status):
+def test_an_archive_replaces_no_pipe(here, capsys):
     os.mkfifo(here / "pipe")
-    assert main(["create", out, "d"]) == status
-    assert out in capsys.readouterr().err
+    assert main(["create", "pipe", "d"]) == 2
+    assert "pipe" in capsys.readouterr().err
 
 
 # --- list, cat, verify, merkle
@@ -342,12 +341,6 @@ def test_a_url_works_like_a_path(here, capfd, command):
             assert main([command[0], address, *command[1:]]) == 0
             outputs.append(capfd.readouterr().out)
     assert outputs[0] == outputs[1]
-
-
-@pytest.mark.parametrize(("proof_type", "size_bytes"), [("0", 64), ("3", 32)])
-def test_merkle_prints_the_root_in_hex(here, capsys, proof_type, size_bytes):
-    assert main(["merkle", "--proof-type", proof_type, "d/Z"]) == 0
-    assert len(bytes.fromhex(capsys.readouterr().out)) == size_bytes
 
 
 def test_an_empty_file_has_no_root(here, capsys):

@@ -7,11 +7,7 @@ import pytest
 
 from caf_pipeline_tests.support.command_line import CommandLine, expect_error, source_text
 from caf_pipeline_tests.support.crashes import started
-from caf_pipeline_tests.support.jackal_command_line import (
-    S3_KEYS,
-    jackal_command_line,
-    wallet_with_space,
-)
+from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
 
 LONG = "600"  # seconds; a lease never expires during a test
 
@@ -116,27 +112,3 @@ def test_pause_goes_on_while_the_store_is_away(caf, unverified, tmp_path):
     (tmp_path / "away").rename(store)
     assert caf("doctor").status == 0
     assert caf("resume").status == 0
-
-
-@pytest.mark.thorough
-def test_a_damaged_backup_pays_for_nothing_again(
-    tmp_path, network, database_url, s3_server, new_bucket
-):
-    wallet = wallet_with_space(network)
-    caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)
-    caf.settings(source_text(s3_server, new_bucket.name))
-    for number in range(5):
-        new_bucket.put(f"key-{number}", b"%d" % number * 1000)
-    assert caf("run", "--source", "src").status == 0
-    assert caf("backup", "ledger.dump").status == 0
-    whole = (tmp_path / "ledger.dump").read_bytes()
-    damaged = whole.replace(b"(copies.state <> 'verified'", b"(copies.state <> 'verifiee'")
-    assert damaged != whole
-    (tmp_path / "ledger.dump").write_bytes(damaged)  # a flipped bit in the view of chunks
-    (tmp_path / "cut.dump").write_bytes(damaged[:-HASH_LINE_BYTES])
-    expect_error(caf("backup", "--restore", "--yes", "ledger.dump"), 9, "damaged")
-    unverified = caf("backup", "--restore", "--unverified", "--yes", "cut.dump")
-    expect_error(unverified, 6, "view chunks")
-    for _ in range(3):
-        assert caf("run", "--source", "src").status == 0
-    assert len([file for file in network.state()["files"] if file["owner"] == wallet.address]) == 1

@@ -157,7 +157,10 @@ SITUATIONS = {
         "get empty key\nls empty\nfind empty\ndu empty\ncheck empty\nrestore empty out",
     ),
     "no inventory": Situation(
-        NotLocated, ("'new'",), "plan new --last-inventory\njackal price new", ON_JACKAL
+        NotLocated,
+        ("'new'",),
+        "plan new --last-inventory\njackal price new\nadopt new --from-chain",
+        ON_JACKAL,
     ),
     "unknown prefix": Situation(
         NotLocated,

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -20,9 +19,7 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.maintenance.repair import concerns_one_chunk
-from caf_pipeline_tests.contracts.transaction_log import commit, signed
 from caf_pipeline_tests.support.command_line import (
     CommandLine,
     archive_source,
@@ -215,69 +212,8 @@ def test_space_is_bought_once_its_price_was_shown(caf, network):
     assert 0 < COINS - shown["balance_ujkl"] <= shown["spent_ujkl"]
 
 
-def test_spending_equals_the_change_of_the_balance(caf, network):
-    caf = with_wallet(caf, funded(network).words)
-    for size in ("2GB", "3GB"):
-        bought = caf("jackal", "buy", "--bytes", size, "--days", "30", "--yes")
-        assert bought.out.decode().startswith("bought for "), bought.err
-        assert "at most" not in bought.out.decode()
-    shown = of(caf("jackal", "wallet", "--json"))
-    assert (COINS - shown["balance_ujkl"], 0) == (
-        shown["spent_ujkl"],
-        shown["purchases_at_list_price"],
-    )
-
-
-def test_a_purchase_without_a_known_cost_counts_at_list_price(caf, network):
-    caf = with_wallet(caf, funded(network).words)
-    for lcd in (0, 1):
-        network.misbehave(lcd=lcd, index_off=True)
-    bought = caf("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes")
-    assert " at most " in bought.out.decode(), bought.err
-    shown = caf("jackal", "wallet").out.decode()
-    assert "1 purchase" in shown
-
-
 def test_nothing_is_bought_without_a_confirmation(caf):
     expect_error(caf("jackal", "buy", "--bytes", "1TB", "--days", "30"), 2, "--yes")
-
-
-def test_an_empty_wallet_buys_nothing(caf):
-    expect_error(
-        with_wallet(caf, new_wallet().words)(
-            "jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"
-        ),
-        7,
-        "ujkl",
-    )
-
-
-def test_the_spend_cap_holds_for_a_purchase(caf, network):
-    caf = with_wallet(caf, funded(network).words)
-    assert caf("limit", "--spend-cap", "10").status == 0
-    expect_error(
-        caf("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"), 7, "limit is 10 ujkl"
-    )
-
-
-@pytest.mark.thorough
-def test_a_killed_purchase_is_finished_and_never_repeated(caf, network, ledger):
-    wallet = funded(network)
-    caf = with_wallet(caf, wallet.words)
-    network.misbehave(halted=True)
-    process = caf.start("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes")
-    log = ledger.transactions(this_process("a test"))
-    while not log.pending(f"{network.chain_id}/{wallet.address}"):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    network.well_behaved()
-    done = caf("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes")
-    assert done.status == 0, done.err
-    assert "pending" in done.err
-    shown = of(caf("jackal", "wallet", "--json"))
-    assert COINS - shown["balance_ujkl"] <= shown["spent_ujkl"]
 
 
 # --- what the chain lists
@@ -363,14 +299,6 @@ def test_limits_are_ordered_lifted_and_taken_back(caf):
     assert (lifted["bandwidth"], lifted["spend_cap"]) == (None, None)
     back = caf("limit", "--spend-cap", "default", "--json", CAF_JACKAL__SPEND_CAP="7")
     assert of(back)["spend_cap"] == 7
-
-
-def test_no_space_is_bought_for_unverified_proof_types(caf, network):
-    network.misbehave(lcd=1, version="5.0.1")
-    before = network.state()["broadcasts"]
-    done = caf("jackal", "buy", "--bytes", str(GB), "--days", "30", "--yes")
-    expect_error(done, 3, "proof_type is 3", "'5.0.1'", "set jackal.proof_type = 0")
-    assert network.state()["broadcasts"] == before
 
 
 # --- proofs and repairs
@@ -530,16 +458,6 @@ def test_status_shows_a_wallet_without_space(caf, network, ledger):
     assert "balance 5 ujkl" in line
 
 
-def test_a_pending_purchase_explains_an_earlier_end(caf, network, ledger):
-    wallet = funded(network)
-    account, caf = f"{network.chain_id}/{wallet.address}", with_wallet(caf, wallet.words)
-    assert caf("jackal", "buy", "--bytes", "2GB", "--days", "365", "--yes").status == 0
-    network.grant(wallet.address, 2 * GB, days=100)
-    assert "no purchase" in of(caf("jackal", "wallet", "--json"))["warning"]
-    commit(ledger.transactions(this_process("a test")), signed(50, account=account, purpose="buy"))
-    assert of(caf("jackal", "wallet", "--json"))["warning"] is None
-
-
 def ending_in(network, days: float, *, days_ago: float = 0) -> NewWallet:
     """Return a wallet whose space was bought some days ago and ends in some days."""
     wallet = funded(network)
@@ -562,15 +480,6 @@ def test_a_run_warns_before_the_space_ends(source, network, ledger):
     assert "in 5.0 days" in space["warning"]
     exported = caf("metrics").out.decode()
     assert f'caf_jackal_plan_end_timestamp_seconds{{account="{network.chain_id}/' in exported
-
-
-@pytest.mark.thorough
-def test_a_run_warns_of_an_earlier_end(source, network):
-    wallet = ending_in(network, 365)
-    caf = with_wallet(source, wallet.words)
-    assert "bought space" not in caf("run", "src").err
-    network.grant(wallet.address, SPACE, days=100)
-    assert "no purchase of this ledger" in caf("run", "src").err
 
 
 @pytest.mark.thorough

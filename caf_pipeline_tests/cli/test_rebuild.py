@@ -3,13 +3,10 @@
 import dataclasses
 import json
 import os
-import signal
-import time
 
 import httpx
 import pytest
 
-from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.jackal.names import archive_note
@@ -99,23 +96,6 @@ def test_a_rebuilt_ledger_plans_and_pays_nothing_again(
     assert len(fresh.chunks.list()) == len(chunks)
     assert again("prove", "src").status == 0
     assert len(again("get", "src", "key-03").out) == 100_000
-
-
-def test_a_killed_rebuild_continues(archived, ledger, new_ledger, wallet):
-    fresh = new_ledger()
-    caf = on(archived, fresh)
-    for chunks in (1, 2):
-        process = caf.start("rebuild", "--owner", wallet.address, "--yes")
-        while len(fresh.chunks.list()) < chunks and process.poll() is None:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    done = caf("rebuild", "--owner", wallet.address, "--yes")
-    assert done.status == 0, done.err
-    assert all(f"  {name}: " in done.out.decode() for name in rebuild.NOT_KNOWN)
-    assert "50 blocks" in done.err
-    assert rows_of(fresh) == rows_of(ledger)
-    assert {chunk.state for chunk in fresh.chunks.list()} == {ChunkState.LOCATED}
 
 
 def test_a_dry_rebuild_lists_losses_only_with_restorable_chunks(archived, new_ledger, wallet):

@@ -244,14 +244,6 @@ def test_a_disk_that_cannot_be_written_is_one_sentence(archived, new_disk):
     expect_error(archived("restore", "src", str(disk.folder / "out")), 8, "Read-only file system")
 
 
-def test_an_unusable_destination_is_refused(archived, tmp_path):
-    (tmp_path / "file").write_text("")
-    expect_error(archived("restore", "src", str(tmp_path / "file")), 8, "cannot be written")
-    expect_error(
-        archived("restore", "src", "nothing/", str(tmp_path / "out")), 11, "begins with 'nothing/'"
-    )
-
-
 def test_a_dry_restore_refuses_an_unusable_folder(archived, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "broken").symlink_to("nothing/here")

@@ -42,15 +42,3 @@ def test_printed_lines_are_settings(caf, tmp_path):
 def test_two_wallets_differ(caf):
     first, second = (caf("jackal", "wallet", "new", "-o", name).out for name in "ab")
     assert first != second
-
-
-@pytest.mark.parametrize("kind", ["file", "link"])
-def test_existing_file_is_kept(caf, tmp_path, kind):
-    path = tmp_path / "words"
-    if kind == "file":
-        path.write_text("mine")
-    else:
-        path.symlink_to(tmp_path / "elsewhere")
-    assert caf("jackal", "wallet", "new", "-o", "words").status == 2
-    assert not (tmp_path / "elsewhere").exists()
-    assert kind == "link" or path.read_text() == "mine"

@@ -135,9 +135,7 @@ def test_the_schemas_would_find_a_slip():
         validate(claim)
 
 
-def test_a_chunks_pod_has_a_disk_of_its_size(
-    on_kubernetes,
-):
+def test_a_chunks_pod_has_a_disk_of_its_size(on_kubernetes):
     pipeline, jobs = on_kubernetes
     pipeline.put(6)
     (name,) = pipeline.plan()

@@ -142,9 +142,7 @@ def test_an_object_in_parts_counts_with_its_last_part(progress):
     assert "1/11 objects, 2/3 chunks" in progress.line()
 
 
-def test_an_object_counts_when_its_missing_part_is_archived(
-    progress,
-):
+def test_an_object_counts_when_its_missing_part_is_archived(progress):
     progress.plan([part_of(1)], located=[part_of(2, state=ChunkState.LOCATED), located("src-1-3")])
     assert "0/1 objects" in progress.line()
     archive_part(progress, 1)

@@ -28,13 +28,11 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import PASSPHRASE_VARIABLE, PackingSettings
 from caf_pipeline_tests.support.chunk_rows import a_chunk
-from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.command_line import KEYS, CommandLine, source_text
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
-from caf_pipeline_tests.support.postgres import connected
 
 pytestmark = pytest.mark.thorough
 
@@ -42,11 +40,6 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
 OBJECTS = 30
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
 
 
 @pytest.fixture
@@ -66,20 +59,6 @@ def run(pipeline):
     return command
 
 
-def test_all_is_archived_and_told_as_by_one_process_alone(pipeline, run):
-    pipeline.put(24)
-    summary = run()
-    assert (summary.objects, summary.size_bytes, summary.complete, summary.exit_status) == (
-        24,
-        72_000,
-        True,
-        0,
-    )
-    assert sorted(summary.chunks) == pipeline.chunks(ChunkState.LOCATED)
-    assert "24/24 objects, 4/4 chunks" in run.printed.getvalue()
-    assert our_workers() == []
-
-
 def test_of_two_chunks_at_a_time_one_is_packed(pipeline, run):
     pipeline.put(36)
     run()
@@ -95,47 +74,6 @@ def _packing_time(instance, chunk):
         step.step_key.partition(".")[2]: step for step in instance.get_run_step_stats(run.run_id)
     }
     return steps["caf_pack_chunk"].start_time, steps["caf_seal_chunk"].end_time
-
-
-def test_a_failed_chunk_lets_the_others_go_on(pipeline, run, database):
-    pipeline.put(24)
-    first, *others = pipeline.plan()
-    _spoil(database, first)
-    summary = run()
-    assert list(summary.failed) == [first]
-    assert summary.exit_status == 12
-    assert pipeline.chunks(ChunkState.LOCATED) == others
-    assert f"chunk {first} failed: " in run.printed.getvalue()
-    assert "hint: " in run.printed.getvalue()
-
-
-def test_three_equal_permanent_errors_stop_all_workers(pipeline, run, database):
-    pipeline.put(48)
-    chunks = pipeline.plan()
-    _spoil(database, *chunks)
-    summary = run()
-    tried = [*summary.failed, *summary.not_tried]
-    assert sorted(tried) == chunks
-    assert len(summary.failed) < len(chunks)
-    assert summary.exit_status == 12
-
-
-def _spoil(database, *chunks):
-    with connected(database) as connection:
-        connection.execute(
-            "UPDATE caf_files SET object_count = 99 WHERE name = ANY(%(names)s)",
-            {"names": list(chunks)},
-        )
-
-
-def test_workers_leave_a_held_chunk_alone(pipeline, run):
-    pipeline.put(12)
-    first, second = pipeline.plan()
-    with pipeline.ledger.leases.hold(f"chunk/{first}", this_process("other-run")):
-        summary = run()
-    assert (summary.held, summary.exit_status) == ([first], 13)
-    assert pipeline.chunks(ChunkState.LOCATED) == [second]
-    assert f"chunk {first}: waiting since" in run.printed.getvalue()
 
 
 def test_chunks_are_sequential_if_staging_has_room_for_one(pipeline, run):

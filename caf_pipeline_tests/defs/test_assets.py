@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -28,6 +27,13 @@ from caf_pipeline_tests.support.dagster_private import (
     StaleStatus,
 )
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
+from caf_pipeline_tests.support.pipeline_runs import (
+    ARCHIVE,
+    SOURCE,
+    failure_of,
+    with_settings,
+    with_source,
+)
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -36,8 +42,7 @@ pytestmark = pytest.mark.thorough
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
-SOURCE = "my-source"
-ARCHIVE, PLAN = "caf_archive_my_source", "caf_plan_my_source"
+PLAN = "caf_plan_my_source"
 
 
 def key(name: str) -> AssetKey:
@@ -50,6 +55,24 @@ def checks(result) -> dict[str, bool]:
 
 def materialized(pipeline, result) -> list[str]:
     return [event.asset_key.path[1] for event in result.all_events if event.is_step_materialization]
+
+
+def page(result, asset):
+    """Return what the page of an asset shows of its materialization."""
+    (made,) = result.asset_materializations_for_node(f"caf_my_source__{asset}")
+    return made.metadata
+
+
+def audit(pipeline):
+    """Return the check whether the source is complete."""
+    (check,) = pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
+    return check
+
+
+def retried(result):
+    return any(
+        event.event_type is DagsterEventType.STEP_UP_FOR_RETRY for event in result.all_events
+    )
 
 
 def test_a_plan_adds_partitions_and_accounts_for_each_object(pipeline):
@@ -69,11 +92,7 @@ def test_a_plan_adds_partitions_and_accounts_for_each_object(pipeline):
 
 def test_the_plan_shows_its_totals_and_changes(pipeline):
     pipeline.put(30)
-    shown = (
-        pipeline.execute(PLAN)
-        .asset_materializations_for_node("caf_my_source__chunk_plan")[0]
-        .metadata
-    )
+    shown = page(pipeline.execute(PLAN), "chunk_plan")
     names = "dagster/row_count", "requests", "estimated_seconds"
     assert [shown[name].value for name in names] == [30, 30, "not known yet"]
     assert re.search("objects +30 .+bytes +88K ", shown["object_sizes"].value)
@@ -81,11 +100,7 @@ def test_the_plan_shows_its_totals_and_changes(pipeline):
     assert [record.data["class"] for record in shown["storage_classes"].records] == ["STANDARD"]
     assert "last_plan" not in shown
     pipeline.put(1, prefix="new")
-    shown = (
-        pipeline.execute(PLAN)
-        .asset_materializations_for_node("caf_my_source__chunk_plan")[0]
-        .metadata
-    )
+    shown = page(pipeline.execute(PLAN), "chunk_plan")
     assert shown["objects_more_than_last"].value == -29
 
 
@@ -93,23 +108,16 @@ def test_the_page_of_several_plans_has_the_rows_of_all(pipeline, monkeypatch):
     for module in (cutting, planning):
         monkeypatch.setattr(module, "MAX_CHUNKS", 1)
     pipeline.put(30)
-    shown = (
-        pipeline.execute(PLAN)
-        .asset_materializations_for_node("caf_my_source__chunk_plan")[0]
-        .metadata
-    )
+    shown = page(pipeline.execute(PLAN), "chunk_plan")
     assert shown["plan"].value.count(", ") == shown["chunks"].value - 1 > 0
     assert (shown["dagster/row_count"].value, shown["dagster/size_bytes"].value) == (30, 90_000)
 
 
 def test_the_plans_page_says_what_waits_and_until_when(pipeline):
-    source = pipeline.settings.sources[SOURCE].model_copy(update={"min_chunk_size": 10_000})
-    mine = replace(
-        pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
-    )
+    mine = with_source(pipeline, min_chunk_size=10_000)
     mine.put(2)
     result = mine.execute(PLAN)
-    shown = result.asset_materializations_for_node("caf_my_source__chunk_plan")[0].metadata
+    shown = page(result, "chunk_plan")
     assert shown["waiting_objects"].value == 2
     assert (
         shown["waiting_until"].value == mine.ledger.chunks.account(SOURCE).waiting.until.timestamp()
@@ -136,7 +144,7 @@ def test_the_chunks_page_shows_what_a_person_wants_to_see(pipeline):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
-    shown = result.asset_materializations_for_node("caf_my_source__caf_chunk")[0].metadata
+    shown = page(result, "caf_chunk")
     assert (shown["objects"].value, shown["size"].value, shown["state"].value) == (
         5,
         "14.6 KiB",
@@ -208,13 +216,8 @@ def test_a_parked_chunk_fails_once_and_says_why(pipeline):
     (chunk,) = pipeline.plan()
     park(pipeline.run_context(), chunk, "it is a test")
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
-    (failure,) = [event for event in result.all_events if event.is_step_failure]
-    assert "parked: it is a test" in failure.step_failure_data.user_failure_data.description
-    assert not [
-        event
-        for event in result.all_events
-        if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY
-    ]
+    assert "parked: it is a test" in failure_of(result).description
+    assert not retried(result)
 
 
 def test_a_new_plan_marks_no_chunk_as_stale(pipeline):
@@ -248,7 +251,7 @@ def test_a_window_takes_only_that_part_of_the_listing(pipeline):
         }
     }
     result = pipeline.execute(PLAN, run_config=config)
-    shown = result.asset_materializations_for_node("caf_my_source__s3_inventory")[0].metadata
+    shown = page(result, "s3_inventory")
     assert (shown["objects"].value, shown["whole_source"].value) == (2, False)
     assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 2
 
@@ -259,9 +262,7 @@ def reported(pipeline):
     reports = ReportWriter(
         pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name
     )
-    source = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": reports.folder})
-    settings = pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
-    return replace(pipeline, settings=settings), reports
+    return with_source(pipeline, inventory=reports.folder), reports
 
 
 def inventory_page(pipeline, **config):
@@ -317,8 +318,7 @@ def test_list_bucket_or_a_window_overrides_reports(reported):
 def test_a_report_is_not_taken_in_part(reported, config):
     pipeline, _ = reported
     result, _ = inventory_page(pipeline, report="2026-11-21", **config)
-    (failure,) = [event for event in result.all_events if event.is_step_failure]
-    assert "'report'" in failure.step_failure_data.user_failure_data.description
+    assert "'report'" in failure_of(result).description
 
 
 @pytest.mark.parametrize(
@@ -348,12 +348,9 @@ def test_the_source_is_complete_only_when_everything_is_located(pipeline):
     assert before.success  # a warning, not an error
     assert [check.passed for check in before.get_asset_check_evaluations()] == [False]
     pipeline.execute(ARCHIVE, partition_key=chunk)
-    assert [
-        check.passed
-        for check in pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
-    ] == [True]
+    assert audit(pipeline).passed
     (pipeline.settings.store.folder / MARKER).unlink()  # as when its disk is not mounted
-    (away,) = pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
+    away = audit(pipeline)
     assert not away.passed
     assert MARKER in away.description
 
@@ -393,7 +390,7 @@ def test_a_damaged_chunk_makes_the_source_incomplete(pipeline):
     for state, passed in (("damaged", False), ("located", True)):
         with connected(pipeline.ledger.database) as connection:
             set_state(connection, state)
-        (check,) = pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
+        check = audit(pipeline)
         assert check.passed is passed
         assert ("1 chunk damaged: " in (check.description or "")) is not passed
 
@@ -407,8 +404,7 @@ def test_a_run_of_a_damaged_chunk_fails_with_a_hint(pipeline):
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert not result.success
     assert materialized(pipeline, result) == []
-    (failed,) = [event for event in result.all_events if event.is_step_failure]
-    assert "is damaged" in failed.step_failure_data.user_failure_data.description
+    assert "is damaged" in failure_of(result).description
 
 
 @pytest.mark.parametrize(
@@ -426,27 +422,18 @@ def test_a_later_asset_of_a_planned_chunk_is_not_materialized(pipeline, until, a
     result = pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key(asset)])
     assert not result.success
     assert materialized(pipeline, result) == []
-    (failed,) = [event for event in result.all_events if event.is_step_failure]
-    assert said in failed.step_failure_data.user_failure_data.description
+    assert said in failure_of(result).description
 
 
 @pytest.mark.parametrize(
     ("partition", "said"),
-    [
-        ("foo", "partition 'foo'"),
-        ("other-1a2b3c4d-00001", "a chunk of source 'other'"),
-    ],
+    [("foo", "partition 'foo'"), ("other-1a2b3c4d-00001", "a chunk of source 'other'")],
 )
 def test_a_partition_of_no_chunk_fails_without_retry(pipeline, partition, said):
     pipeline.instance.add_dynamic_partitions("caf_my-source_chunks", [partition])
     result = pipeline.execute(ARCHIVE, partition_key=partition)
-    (failed,) = [event for event in result.all_events if event.is_step_failure]
-    assert said in failed.step_failure_data.user_failure_data.description
-    assert not [
-        event
-        for event in result.all_events
-        if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY
-    ]
+    assert said in failure_of(result).description
+    assert not retried(result)
 
 
 def test_a_step_without_s3_fails_permanently_if_packing_is_needed(pipeline):
@@ -456,13 +443,8 @@ def test_a_step_without_s3_fails_permanently_if_packing_is_needed(pipeline):
     shutil.rmtree(pipeline.settings.staging_folder)
     result = pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("stored_chunk")])
     assert not result.success
-    assert not [
-        event
-        for event in result.all_events
-        if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY
-    ]
-    (failed,) = [event for event in result.all_events if event.is_step_failure]
-    failure = failed.step_failure_data.user_failure_data
+    assert not retried(result)
+    failure = failure_of(result)
     assert "bucket of 'my-source'" in failure.description
     assert str(pipeline.settings.staging_folder) in failure.description
     assert "`staging`" in failure.metadata["hint"].value
@@ -481,9 +463,7 @@ def test_the_account_is_of_the_inventory_that_was_planned_last(pipeline):
     assert asset_checks._plan_accounts(pipeline.run_context(), "").passed
 
 
-def test_missing_and_unlocated_chunks_fail_their_checks(
-    pipeline,
-):
+def test_missing_and_unlocated_chunks_fail_their_checks(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     context = pipeline.run_context()
@@ -504,12 +484,10 @@ def test_completeness_needs_the_last_inventory_on_this_machine(pipeline, left):
         before.path.unlink()
     next_second()
     pipeline.put(1)
-    elsewhere = pipeline.settings.model_copy(
-        update={"home": pipeline.settings.home / "another machine"}
-    )
-    context = replace(pipeline, settings=elsewhere).run_context()
+    elsewhere = pipeline.settings.home / "another machine"
+    context = with_settings(pipeline, home=elsewhere).run_context()
     planning.cut_plan(context, inventories.take_inventory(context))
-    (check,) = pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
+    check = audit(pipeline)
     assert not check.passed
     assert "this machine" in check.description
 
@@ -530,8 +508,8 @@ def test_each_plan_checks_completeness(pipeline):
 def test_a_missing_bucket_fails_the_inventory_with_a_hint(pipeline):
     pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
     result = pipeline.execute(PLAN)
-    (failure,) = [event for event in result.all_events if event.is_step_failure]
-    shown = failure.step_failure_data.user_failure_data.metadata
+    failure = failure_of(result)
+    shown = failure.metadata
     assert (shown["error"].value, shown["exit_code"].value) == ("BucketMissing", 5)
 
 
@@ -545,40 +523,29 @@ def test_sources_of_any_legal_name_can_be_loaded(pipeline_settings, source):
 
 
 def test_an_empty_inventory_shows_a_warning(pipeline):
-    (shown,) = pipeline.execute("caf_plan_my_source").asset_materializations_for_node(
-        "caf_my_source__s3_inventory"
-    )
     assert (
-        shown.metadata["warning"].value
+        page(pipeline.execute(PLAN), "s3_inventory")["warning"].value
         == f"bucket '{pipeline.bucket.name}' at {pipeline.bucket.endpoint} has no objects"
     )
     pipeline.put(1)
-    (shown,) = pipeline.execute("caf_plan_my_source").asset_materializations_for_node(
-        "caf_my_source__s3_inventory"
-    )
-    assert "warning" not in shown.metadata
+    assert "warning" not in page(pipeline.execute(PLAN), "s3_inventory")
 
 
-def test_an_inventory_of_current_versions_is_incomplete_for_all_versions(
-    pipeline,
-):
+def test_an_inventory_of_current_versions_is_incomplete_for_all_versions(pipeline):
     pipeline.bucket.keep_versions()
     pipeline.put(1)
     pipeline.put(1, size_bytes=2_000)
     (chunk,) = pipeline.plan()
     pipeline.execute(ARCHIVE, partition_key=chunk)
-    (check,) = pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
+    check = audit(pipeline)
     assert (
         check.passed,
         check.metadata["versions"].value,
         check.metadata["older_versions"].value,
     ) == (True, "current", 1)
     assert "1 older version" in check.description
-    source = pipeline.settings.sources[SOURCE].model_copy(update={"versions": "all"})
-    everything = replace(
-        pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
-    )
-    (check,) = everything.execute("caf_audit_my_source").get_asset_check_evaluations()
+    everything = with_source(pipeline, versions="all")
+    check = audit(everything)
     assert not check.passed
     assert "'versions' is 'all'" in check.description
     _, shown = inventory_page(everything)
@@ -594,7 +561,7 @@ def test_an_inventory_of_current_versions_is_incomplete_for_all_versions(
     }
     for item in everything.chunks(ChunkState.PLANNED):
         everything.execute(ARCHIVE, partition_key=item)
-    (check,) = everything.execute("caf_audit_my_source").get_asset_check_evaluations()
+    check = audit(everything)
     assert (check.passed, check.metadata["current"].value, check.metadata["older"].value) == (
         True,
         1,

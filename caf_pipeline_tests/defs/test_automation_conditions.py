@@ -1,7 +1,6 @@
 """Declarative automation beside the sensors."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,12 @@ from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.settings import Settings, SourceSettings
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, with_source
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 
-SOURCE = "my-source"
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "dagster-project.md"
 
 
@@ -47,9 +46,7 @@ def test_automatic_sources_have_a_condition_on_plans():
 @pytest.fixture
 def automatic(pipeline):
     """The pipeline with `automatic = true`, and one evaluation of its conditions."""
-    source = pipeline.settings.sources[SOURCE].model_copy(update={"automatic": True})
-    settings = pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
-    pipeline = replace(pipeline, settings=settings)
+    pipeline = with_source(pipeline, automatic=True)
     first = evaluate_automation_conditions(pipeline.defs, pipeline.instance)
     assert first.total_requested == 0
     return pipeline, first.cursor

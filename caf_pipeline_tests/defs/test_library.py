@@ -113,9 +113,7 @@ def test_steps_in_processes_of_their_own_archive_a_chunk(pipeline, tmp_path, mon
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     with execute_job(
-        reconstructable(chunk_job),
-        instance=pipeline.instance,
-        tags={"dagster/partition": chunk},
+        reconstructable(chunk_job), instance=pipeline.instance, tags={"dagster/partition": chunk}
     ) as result:
         assert result.success
         run = pipeline.instance.get_run_by_id(result.run_id)

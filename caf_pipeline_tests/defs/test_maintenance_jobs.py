@@ -1,7 +1,5 @@
 """Jobs and checks of stored chunks: results in their partitions, damage, repairs."""
 
-from dataclasses import replace
-
 import pytest
 from dagster import (
     AssetCheckKey,
@@ -23,6 +21,7 @@ from caf_pipeline_tests.contracts.transaction_log import commit, signed
 from caf_pipeline_tests.support.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.pipeline_runs import failure_of, with_settings
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
@@ -49,15 +48,13 @@ def archived(pipeline):
 @pytest.fixture
 def on_jackal(pipeline, network):
     """The pipeline on a Jackal network."""
-    store, jackal = StoreSettings(kind="jackal"), jackal_settings(network)
-    return replace(
-        pipeline, settings=pipeline.settings.model_copy(update={"store": store, "jackal": jackal})
+    return with_settings(
+        pipeline, store=StoreSettings(kind="jackal"), jackal=jackal_settings(network)
     )
 
 
 def with_jackal(pipeline, **changes):
-    jackal = pipeline.settings.jackal.model_copy(update=changes)
-    return replace(pipeline, settings=pipeline.settings.model_copy(update={"jackal": jackal}))
+    return with_settings(pipeline, jackal=pipeline.settings.jackal.model_copy(update=changes))
 
 
 def shown(pipeline) -> dict[str, AssetCheckExecutionRecordStatus]:
@@ -186,12 +183,8 @@ def test_a_run_repairs_at_most_its_limit(archived):
 
 def test_a_repair_limit_of_zero_is_refused(pipeline):
     config = {"ops": {"caf_my_source__repair_chunks": {"config": {"limit": 0}}}}
-    (failed,) = [
-        event
-        for event in pipeline.execute(REPAIR, run_config=config).all_events
-        if event.is_step_failure
-    ]
-    assert failed.step_failure_data.user_failure_data.description.startswith("'limit' is 0")
+    failure = failure_of(pipeline.execute(REPAIR, run_config=config))
+    assert failure.description.startswith("'limit' is 0")
 
 
 @pytest.mark.thorough
@@ -245,24 +238,35 @@ def test_space_that_lasts_passes_and_its_numbers_are_shown(on_jackal):
     )  # shown again of later plans, it says of when it is
 
 
-def test_space_that_ends_soon_is_an_error(on_jackal, network):
-    wallet = new_wallet()
-    network.grant(wallet.address, 10**9, days=5, days_ago=25)
-    check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(wallet.words)))
-    assert (check.passed, check.severity.value) == (False, "ERROR")
-    assert "5.0 days" in check.description
+@pytest.fixture
+def wallet():
+    return new_wallet()
+
+
+@pytest.fixture
+def mine(on_jackal, wallet):
+    """The pipeline with this new wallet."""
+    return with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+
+
+@pytest.mark.parametrize(
+    ("bought", "severity"), [({"days": 5, "days_ago": 25}, "ERROR"), ({}, "WARN")]
+)
+def test_space_that_ends_soon_or_is_missing_is_reported(mine, network, wallet, bought, severity):
+    if bought:
+        network.grant(wallet.address, 10**9, **bought)
+    check = lasting(mine)
+    assert (check.passed, check.severity.value) == (False, severity)
     assert "--bytes 1000000000 --days 60" in check.description
+    assert ("5.0 days" in check.description) == bool(bought)
 
 
-def test_a_month_just_bought_does_not_end_soon(on_jackal, network):
-    wallet = new_wallet()
+def test_a_month_just_bought_does_not_end_soon(mine, network, wallet):
     network.grant(wallet.address, 10**9, days=30)
-    assert lasting(with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))).passed
+    assert lasting(mine).passed
 
 
-def test_a_near_end_is_an_error_without_the_chain(on_jackal, network, monkeypatch):
-    wallet = new_wallet()
-    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+def test_a_near_end_is_an_error_without_the_chain(mine, network, monkeypatch, wallet):
     network.grant(wallet.address, 10**9, days=5, days_ago=25)
     lasting(mine)
 
@@ -275,9 +279,7 @@ def test_a_near_end_is_an_error_without_the_chain(on_jackal, network, monkeypatc
     assert "no node answers" in check.description
 
 
-def test_an_earlier_end_is_an_error_until_bought_back(on_jackal, network):
-    wallet = new_wallet()
-    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+def test_an_earlier_end_is_an_error_until_bought_back(mine, network, wallet):
     network.grant(wallet.address, 2 * 10**9, days=365)
     assert lasting(mine).passed
     network.grant(wallet.address, 10**9, days=100)
@@ -289,17 +291,9 @@ def test_an_earlier_end_is_an_error_until_bought_back(on_jackal, network):
     assert lasting(mine).passed
 
 
-def test_a_wallet_without_space_is_a_warning(on_jackal):
-    check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(new_wallet().words)))
-    assert not check.passed
-    assert "--bytes 1000000000 --days 60" in check.description
-
-
-def test_chunks_stored_without_a_plan_are_an_error(on_jackal, network, monkeypatch):
-    wallet = new_wallet()
+def test_chunks_stored_without_a_plan_are_an_error(mine, network, monkeypatch, wallet):
     network.fund(wallet.address, 10**9)
     network.grant(wallet.address, 10**9)
-    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
     mine.put(1)
     (chunk,) = mine.plan()
     archive_chunk(context := mine.run_context(), chunk)
@@ -311,9 +305,7 @@ def test_chunks_stored_without_a_plan_are_an_error(on_jackal, network, monkeypat
     assert "--bytes 1000000000" in check.description
 
 
-def test_a_pending_purchase_explains_an_earlier_end(on_jackal, network):
-    wallet = new_wallet()
-    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+def test_a_pending_purchase_explains_an_earlier_end(mine, network, wallet):
     network.grant(wallet.address, 2 * 10**9, days=365)
     assert lasting(mine).passed
     network.grant(wallet.address, 2 * 10**9, days=100)
@@ -323,11 +315,9 @@ def test_a_pending_purchase_explains_an_earlier_end(on_jackal, network):
 
 
 @pytest.mark.thorough
-def test_what_is_planned_must_fit_the_space(on_jackal, network):
-    wallet = new_wallet()
+def test_what_is_planned_must_fit_the_space(mine, network, wallet):
     network.fund(wallet.address, 10**9)
     network.grant(wallet.address, 100_000)
-    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
     mine.put(30)
     mine.plan()
     check = lasting(mine)
@@ -403,10 +393,8 @@ def test_an_hourly_schedule_skips_while_a_run_is_under_way(on_jackal):
     assert tick.skip_message == f"Run {run.run_id} of {PROVE} is under way."
 
 
-def test_the_run_says_what_was_looked_at_in_bulk(on_jackal, network):
-    wallet = new_wallet()  # of its own: nothing is planned for one whose files no ledger knows
+def test_the_run_says_what_was_looked_at_in_bulk(mine, network, wallet):
     network.fund(wallet.address, 10**9)
-    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
     mine.put(1)
     mine.plan()
     result = mine.execute(PROVE)
@@ -425,10 +413,8 @@ def test_in_a_folder_there_is_no_space_to_look_at():
     assert not is_on["caf_prove_a_hourly"]
 
 
-def test_no_chunk_is_launched_only_to_be_refused(on_jackal, network):
-    wallet = new_wallet()
+def test_no_chunk_is_launched_only_to_be_refused(mine, network, wallet):
     network.fund(wallet.address, 10**9)
-    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
     mine.put(3)
     mine.plan()
     tick = evaluate_tick(mine, "caf_launch_chunks")

@@ -16,16 +16,13 @@ from dagster import (
     op,
 )
 
-from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL, partitions_name
-from caf_pipeline.defs.resources import build_resources
+from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCES = ("photos", "my-logs")
-SOURCE = "my-source"
 
 
 @pytest.fixture(scope="module")
@@ -136,24 +133,3 @@ def test_a_project_with_similar_names_keeps_its_schedule(merged):
 
 def test_our_jobs_load_beside_similar_names(merged, defs):
     assert set(jobs(merged)) == {*jobs(defs), "archive_photos", "plan_photos"}
-
-
-def test_a_chunk_is_archived_under_a_translated_key(pipeline):
-    pipeline.put(1)
-    (chunk,) = pipeline.plan()
-    settings = pipeline.settings.sources[SOURCE]
-    assets = source_assets(SOURCE, settings, recipients=0, on_jackal=False)
-    keys = {key: AssetKey(["lake", key.path[-1]]) for item in assets for key in item.keys}
-    assets = [item.with_attributes(asset_key_replacements=keys) for item in assets]
-    translated = Definitions(assets=assets, resources=build_resources(pipeline.settings))
-    archived = ["caf_chunk", "stored_chunk", "file_locations"]
-    result = translated.resolve_implicit_global_asset_job_def().execute_in_process(
-        instance=pipeline.instance,
-        partition_key=chunk,
-        asset_selection=[AssetKey(["lake", name]) for name in archived],
-    )
-    assert [item.asset_key.path[-1] for item in result.get_asset_materialization_events()] == (
-        archived
-    )
-    assert pipeline.ledger.chunks.get(chunk).state == "located"
-    assert pipeline.instance.has_dynamic_partition(partitions_name(SOURCE), chunk)

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.formats import age
 from caf_pipeline.settings import EncryptionSettings, Settings, SourceSettings
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, with_settings, with_source
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
 pytestmark = pytest.mark.thorough
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
-SOURCE = "my-source"
 IDENTITY = age.new_identity(hybrid=False)
 
 
@@ -40,12 +39,16 @@ def test_a_stored_chunk_is_of_the_stores_kind(store, kind):
     assert of_store(store).get(AssetKey([SOURCE, "stored_chunk"])).kinds == {kind}
 
 
-@pytest.fixture
-def archived(pipeline):
+def archive(pipeline):
     pipeline.put(3)
     (chunk,) = pipeline.plan()
     assert pipeline.execute("caf_archive_my_source", partition_key=chunk).success
     return pipeline, chunk
+
+
+@pytest.fixture
+def archived(pipeline):
+    return archive(pipeline)
 
 
 def materialized(pipeline, name):
@@ -111,13 +114,9 @@ def test_command_on_the_page_fetches_the_chunk(archived, tmp_path):
 
 @pytest.mark.skipif(not shutil.which("age"), reason="age is not installed")
 def test_command_of_a_private_chunk_decrypts(pipeline, tmp_path):
-    source = pipeline.settings.sources[SOURCE].model_copy(update={"public": False})
     encryption = EncryptionSettings(recipients=(str(IDENTITY.recipient),))
-    update = {"sources": {SOURCE: source}, "encryption": encryption}
-    pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
-    pipeline.put(3)
-    (chunk,) = pipeline.plan()
-    assert pipeline.execute("caf_archive_my_source", partition_key=chunk).success
+    private = with_settings(with_source(pipeline, public=False), encryption=encryption)
+    pipeline, chunk = archive(private)
     (tmp_path / "identity.txt").write_text(IDENTITY.reveal())
     assert b"key-2".ljust(3_000, b".") in fetched(pipeline, chunk, tmp_path)
     assert "download_encrypted" in materialized(pipeline, "stored_chunk")

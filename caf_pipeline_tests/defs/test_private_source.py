@@ -1,29 +1,22 @@
 """What the UI shows of a private source, with and without the identity."""
 
-from dataclasses import replace
-
 import pytest
 from dagster import AssetCheckSeverity, AssetKey
 
 from caf_pipeline.defs.build import build_decrypting_defs, build_defs
 from caf_pipeline.formats import age
 from caf_pipeline.settings import EncryptionSettings, Settings, SourceSettings
+from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, with_settings, with_source
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
-SOURCE = "my-source"
-ARCHIVE = "caf_archive_my_source"
 IDENTITY = age.new_identity()
 RECIPIENT = str(IDENTITY.recipient)
 
 
 def private(pipeline, **encryption):
     """The pipeline with a private source."""
-    source = pipeline.settings.sources[SOURCE].model_copy(update={"public": False})
-    settings = pipeline.settings.model_copy(
-        update={"sources": {SOURCE: source}, "encryption": encrypted(**encryption)}
-    )
-    return replace(pipeline, settings=settings)
+    return with_settings(with_source(pipeline, public=False), encryption=encrypted(**encryption))
 
 
 def encrypted(**values):
@@ -110,8 +103,7 @@ def test_only_a_process_with_an_identity_loads_the_restore():
 
 def test_a_second_code_location_has_only_the_restore():
     reader = Settings(
-        sources={"a": SourceSettings(bucket="b")},
-        encryption=encrypted(identity=IDENTITY.reveal()),
+        sources={"a": SourceSettings(bucket="b")}, encryption=encrypted(identity=IDENTITY.reveal())
     )
     defs = build_decrypting_defs(reader)
     assert {job.name for job in defs.resolve_all_job_defs()} - {"__ASSET_JOB"} == {"caf_restore"}

@@ -39,6 +39,12 @@ def start_run(pipeline, job: str, status: DagsterRunStatus, **tags: str) -> str:
     return run.run_id
 
 
+def failure_of(result):
+    """Return the failure that the only failed step shows its user."""
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    return failed.step_failure_data.user_failure_data
+
+
 def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
     run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": chunk})
     if begun:
