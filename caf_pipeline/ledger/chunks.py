@@ -46,7 +46,7 @@ from caf_pipeline.ledger.tables import (
     SKIPPED_OBJECTS,
     SOURCES,
 )
-from caf_pipeline.ledger.views import CHUNKS, CURRENT_SKIPS, OBJECTS_IN_PARTS
+from caf_pipeline.ledger.views import CHUNKS, CURRENT_SKIPS
 from caf_pipeline.store.protocol import Sample
 
 _CHUNK_COLUMNS: Final = [
@@ -206,15 +206,6 @@ _SUMS: Final = (
     .where(CHUNKS.c.source_id == bindparam("source_id"))
     .group_by(CHUNKS.c.state)
 )
-_IN_PARTS: Final = select(
-    func.count().label("objects"),
-    func.coalesce(func.sum(OBJECTS_IN_PARTS.c.size_bytes), 0).label("bytes"),
-    select(func.count())
-    .join_from(CLAIMS, OBJECT_PARTS, CLAIMS.c.caf_file_id == OBJECT_PARTS.c.caf_file_id)
-    .where(OBJECT_PARTS.c.source_id == bindparam("source_id"))
-    .scalar_subquery()
-    .label("claimed"),
-).where(OBJECTS_IN_PARTS.c.source_id == bindparam("source_id"))
 _SKIPPED: Final = (
     select(CURRENT_SKIPS.c.reason, func.count())
     .where(CURRENT_SKIPS.c.source_id == bindparam("source_id"))
@@ -311,7 +302,9 @@ class Chunks(LedgerPart):
     def account(self, source: str) -> SourceAccount:
         with self._of_source(source) as (connection, source_id):
             sums = connection.execute(_SUMS, {"source_id": source_id}).fetchall()
-            in_parts = connection.execute(_IN_PARTS, {"source_id": source_id}).one()
+            in_parts = connection.exec_driver_sql(
+                query("count_in_parts"), {"source_id": source_id}
+            ).one()
             skipped = connection.execute(_SKIPPED, {"source_id": source_id}).fetchall()
             located = sum(int(row.members) for row in sums if row.state in GOOD) + in_parts.objects
             counts = content(connection, source_id, located)

@@ -28,7 +28,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import ProgrammingError
 
 from caf_pipeline.chunk_state import GOOD
@@ -53,14 +52,13 @@ from caf_pipeline.ledger.records import ReadFailures, Skip
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CLAIMS,
-    CURRENT_EXCEPTIONS,
     LOG_TIMES,
     OBJECT_PARTS,
     PENDING_LOCATIONS,
     READ_FAILURES,
     SKIPPED_OBJECTS,
 )
-from caf_pipeline.ledger.views import CHUNKS, NEWER_CLAIMS, OBJECTS_IN_PARTS
+from caf_pipeline.ledger.views import CHUNKS, OBJECTS_IN_PARTS
 from caf_pipeline.system.pipeline_threads import prefetch_next
 
 _CREATE_SKIPPING: Final = """
@@ -309,23 +307,6 @@ def end_claims(connection: Connection, caf_file_id: int) -> int:
     return connection.execute(_END_CLAIMS, {"id": caf_file_id}).rowcount
 
 
-# A claim shows that its content is the key's newest. Without an exception, an older located content
-# would be called current until the next inventory. If other content is current, an inventory has
-# stated that at a later time.
-_STATE_RELEASED: Final = (
-    insert(CURRENT_EXCEPTIONS)
-    .from_select(
-        ["source_id", "file_path", "stated_at", "object_version", "inventory"],
-        select(
-            NEWER_CLAIMS.c.source_id,
-            NEWER_CLAIMS.c.file_path,
-            NEWER_CLAIMS.c.last_modified,
-            NEWER_CLAIMS.c.object_version,
-            NEWER_CLAIMS.c.snapshot,
-        ).where(NEWER_CLAIMS.c.caf_file_id == any_(bindparam("ids", type_=ARRAY(BigInteger)))),
-    )
-    .on_conflict_do_nothing()
-)
 _WITHDRAW_CLAIMS: Final = delete(CLAIMS).where(
     CLAIMS.c.caf_file_id == any_(bindparam("ids", type_=ARRAY(BigInteger)))
 )
@@ -333,7 +314,7 @@ _WITHDRAW_CLAIMS: Final = delete(CLAIMS).where(
 
 def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None:
     """End all claims of chunks that were given up."""
-    connection.execute(_STATE_RELEASED, {"ids": caf_file_ids})
+    connection.exec_driver_sql(query("state_withdrawn"), {"ids": list(caf_file_ids)})
     connection.execute(_WITHDRAW_CLAIMS, {"ids": caf_file_ids})
 
 

@@ -9,18 +9,16 @@ from sqlalchemy.dialects.postgresql import insert
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, MAY_BE_PENDING, ChunkState
 from caf_pipeline.errors import CafError, StagingError, UsageError
-from caf_pipeline.ledger.claims import KEY, end_claims, forget_pending
+from caf_pipeline.ledger.claims import end_claims, forget_pending
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.moves import guarded, require_state
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import ChunkRows, OperatorControls, Reservation, chunk_lease
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
-    CLAIMS,
     FILE_LOCATIONS,
     ORDERS,
     PACKING_SECRETS,
-    PENDING_LOCATIONS,
     STAGING_RESERVATIONS,
     TRANSACTIONS,
 )
@@ -192,23 +190,6 @@ _CHUNK_STATE: Final = (
     .where(CAF_FILES.c.caf_file_id == bindparam("id"))
     .with_for_update(key_share=True)
 )
-_CLAIM: Final = ("caf_file_id", "last_modified", *KEY)
-_CLAIM_SEALED: Final = (
-    insert(CLAIMS)
-    .from_select(
-        _CLAIM,
-        select(*(PENDING_LOCATIONS.c[name] for name in _CLAIM)).where(
-            PENDING_LOCATIONS.c.caf_file_id == bindparam("id")
-        ),
-    )
-    .on_conflict_do_nothing()
-)
-_ARE_CLAIMED: Final = select(
-    select(func.count()).where(CLAIMS.c.caf_file_id == bindparam("id")).scalar_subquery()
-    == select(CAF_FILES.c.member_count)
-    .where(CAF_FILES.c.caf_file_id == bindparam("id"))
-    .scalar_subquery()
-)
 
 
 class StrayRows(LedgerPart):
@@ -240,8 +221,12 @@ class StrayRows(LedgerPart):
         Objects that another chunk claims stay with that chunk.
         """
         with self._engine.begin() as connection:
-            connection.execute(_CLAIM_SEALED, {"id": caf_file_id})
-            return bool(connection.execute(_ARE_CLAIMED, {"id": caf_file_id}).scalar_one())
+            connection.exec_driver_sql(query("claim_pending"), {"id": caf_file_id})
+            return bool(
+                connection.exec_driver_sql(
+                    query("claims_all"), {"id": caf_file_id}
+                ).scalar_one_or_none()
+            )
 
     def drop(self, caf_file_id: int) -> int:
         """Remove rows without a chunk or against its state; return their number.

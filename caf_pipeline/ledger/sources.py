@@ -11,7 +11,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Integer,
-    LargeBinary,
     Text,
     all_,
     and_,
@@ -81,14 +80,6 @@ _ADDRESS: Final = select(SOURCES.c.address).where(_OF_NAME)
 _FIXED_ADDRESS: Final = _ADDRESS.where(_HAS_CHUNKS)
 _ARCHIVE_ID: Final = select(SOURCES.c.archive_id).where(_OF_NAME)
 _POST_KEY: Final = select(POST_KEYS.c.key).join(SOURCES).where(_OF_NAME)
-_NEW_KEY: Final = (
-    insert(POST_KEYS)
-    .from_select(
-        ["source_id", "key"],
-        select(SOURCES.c.source_id, bindparam("key", type_=LargeBinary)).where(_OF_NAME),
-    )
-    .on_conflict_do_nothing()
-)
 _ARCHIVES: Final = union(
     select(SOURCES.c.archive_id, SOURCES.c.name, SOURCES.c.address),
     select(CHUNK_COPIES.c.archive_id, SOURCES.c.name, SOURCES.c.address)
@@ -121,7 +112,7 @@ class Sources(LedgerPart):
         with self._engine.begin() as connection:
             connection.execute(_NEW, facts)
             key = secrets.token_bytes(POST_KEY_BYTES)
-            connection.execute(_NEW_KEY, {"source": name, "key": key})
+            connection.exec_driver_sql(query("add_post_key"), {"source": name, "key": key})
             recorded = connection.execute(_ADDRESS, {"source": name}).scalar_one()
             if recorded == address:
                 return
@@ -269,17 +260,6 @@ _HELD: Final = (
     .where(CAF_FILES.c.source_id == _SOURCE_ID, LEASES.c.expires_at > func.clock_timestamp())
     .order_by(LEASES.c.name)
 )
-_COUNTS: Final = select(
-    SOURCES.c.address,
-    select(func.count())
-    .where(PLANS.c.source_id == SOURCES.c.source_id)
-    .scalar_subquery()
-    .label("plans"),
-    select(func.count())
-    .where(CAF_FILES.c.source_id == SOURCES.c.source_id)
-    .scalar_subquery()
-    .label("chunks"),
-).where(SOURCES.c.source_id == _SOURCE_ID)
 
 
 class SourceRemoval(LedgerPart):
@@ -298,7 +278,9 @@ class SourceRemoval(LedgerPart):
         with self._of_source(source, lock=Lock.UPDATE) as (connection, source_id):
             require_free(connection, plan_lease(source))
             _require_removable(connection, source_id, source, beside=_INTENDED)
-            counts = connection.execute(_COUNTS, {"id": source_id}).one()._asdict()
+            counts = (
+                connection.exec_driver_sql(query("count_source"), {"id": source_id}).one()._asdict()
+            )
             intended = connection.execute(_INTENDED_NAMES, {"id": source_id}).scalars().all()
             return RemovableSource(**counts, intended=intended)
 

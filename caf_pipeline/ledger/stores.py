@@ -25,7 +25,6 @@ from sqlalchemy import (
     null,
     or_,
     select,
-    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, Insert, insert
@@ -58,28 +57,6 @@ from caf_pipeline.ledger.tables import (
 from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Copy, Lease, ProviderRecord
 
-_VERIFIED_REPLICA: Final = insert(REPLICAS).from_select(
-    ["caf_file_id", "store", "provider", "proof", "last_proven"],
-    select(
-        CHUNK_COPIES.c.caf_file_id,
-        CHUNK_COPIES.c.store,
-        bindparam("provider", type_=Text),
-        bindparam("proof", type_=Text),
-        bindparam("last_proven", type_=BigInteger),
-    ).where(CHUNK_COPIES.c.caf_file_id == bindparam("id")),
-)
-_VERIFIED: Final = _VERIFIED_REPLICA.on_conflict_do_update(
-    index_elements=[REPLICAS.c.caf_file_id, REPLICAS.c.store, REPLICAS.c.provider],
-    set_={
-        "proof": _VERIFIED_REPLICA.excluded.proof,
-        "listed": true(),
-        "fault": "",
-        "checked_at": func.now(),
-        "last_proven": func.coalesce(
-            _VERIFIED_REPLICA.excluded.last_proven, REPLICAS.c.last_proven
-        ),
-    },
-)
 _UNANSWERED: Final = (
     update(CHUNK_COPIES)
     .where(CHUNK_COPIES.c.caf_file_id == bindparam("id"))
@@ -94,23 +71,6 @@ _END_FULL_READ: Final = delete(FULL_READS).where(
         REPLICAS.c.listed,
         REPLICAS.c.fault == "",
     ),
-)
-_FULL_READ: Final = insert(FULL_READS).from_select(
-    ["caf_file_id", "store", "provider", "opened_with"],
-    select(
-        CHUNK_COPIES.c.caf_file_id,
-        CHUNK_COPIES.c.store,
-        bindparam("provider", type_=Text),
-        bindparam("opened_with", type_=Text),
-    ).where(CHUNK_COPIES.c.caf_file_id == bindparam("id")),
-)
-_READ_BACK: Final = _FULL_READ.on_conflict_do_update(
-    index_elements=[FULL_READS.c.caf_file_id, FULL_READS.c.store],
-    set_={
-        "provider": _FULL_READ.excluded.provider,
-        "opened_with": _FULL_READ.excluded.opened_with,
-        "read_at": func.now(),
-    },
 )
 _READ_WHOLE: Final = (
     update(CAF_FILES).where(CAF_FILES.c.caf_file_id == bindparam("id")).values(unread=null())
@@ -212,7 +172,7 @@ class Replicas(LedgerPart):
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
             values = {"id": caf_file_id, "provider": provider, "opened_with": opened_with}
-            connection.execute(_READ_BACK, values)
+            connection.exec_driver_sql(query("record_full_read"), values)
             connection.execute(_READ_WHOLE, {"id": caf_file_id})
 
     def record_whole(self, lease: Lease, chunk: str) -> None:
@@ -244,7 +204,7 @@ def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[C
     unlist(connection, caf_file_id)
     for copy in copies:
         replica = {"provider": copy.provider, "proof": copy.proof, "last_proven": copy.last_proven}
-        connection.execute(_VERIFIED, {**replica, "id": caf_file_id})
+        connection.exec_driver_sql(query("record_verified"), {**replica, "id": caf_file_id})
 
 
 def unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ()) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Final
 from sqlalchemy import (
     BigInteger,
     Connection,
-    Integer,
     Row,
     Text,
     any_,
@@ -43,9 +42,7 @@ from caf_pipeline.ledger.tables import (
     CHAIN_HEIGHTS,
     LEASES,
     POSTS,
-    SOURCES,
     STORAGE_PLANS,
-    STORE_LOOKS,
     TRANSACTION_POSTS,
     TRANSACTIONS,
 )
@@ -261,24 +258,6 @@ _SEE_HEIGHT: Final = _HEIGHT.on_conflict_do_update(
     set_={"height": _HEIGHT.excluded.height},
     where=CHAIN_HEIGHTS.c.height < _HEIGHT.excluded.height,
 )
-_LOOK: Final = insert(STORE_LOOKS).from_select(
-    ["source_id", "account", "sequence", "unknown"],
-    select(
-        SOURCES.c.source_id,
-        bindparam("account", type_=Text),
-        bindparam("sequence", type_=BigInteger),
-        bindparam("unknown", type_=Integer),
-    ).where(SOURCES.c.archive_id == bindparam("archive")),
-)
-_LOOKED: Final = _LOOK.on_conflict_do_update(
-    index_elements=[STORE_LOOKS.c.source_id, STORE_LOOKS.c.account],
-    set_={
-        "sequence": _LOOK.excluded.sequence,
-        "unknown": _LOOK.excluded.unknown,
-        "looked_at": func.now(),
-    },
-)
-
 _LIST: Final = insert(ARCHIVE_LOOKS).values(
     account=bindparam("account"),
     sequence=bindparam("sequence"),
@@ -507,7 +486,11 @@ class TransactionLog(LedgerPart):
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
         """`sequence` is the account's before the search."""
         self._execute(
-            _LOOKED, account=account, archive=archive_id, sequence=sequence, unknown=unknown
+            query("record_store_look"),
+            account=account,
+            archive=archive_id,
+            sequence=sequence,
+            unknown=unknown,
         )
 
     def seen_height(self, chain_id: str) -> int:

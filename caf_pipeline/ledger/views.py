@@ -8,13 +8,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CHUNK_COPIES,
-    CLAIMS,
     FILE_LOCATIONS,
     INVENTORIES,
     OBJECT_PARTS,
-    PLANS,
     SKIPPED_OBJECTS,
-    TEXT_C,
 )
 
 VIEWS: Final = MetaData()
@@ -63,11 +60,4 @@ OBJECTS_IN_PARTS: Final = Table(
     *_columns(OBJECT_PARTS, "plan_id part_count caf_file_id"),
     *_columns(CAF_FILES, "located_at from_unknown_post"),
     Column("parts", JSONB),
-)
-NEWER_CLAIMS: Final = Table(
-    "newer_claims",
-    VIEWS,
-    *_columns(CLAIMS, "source_id file_path last_modified caf_file_id"),
-    *_columns(PLANS, "snapshot"),
-    Column("object_version", TEXT_C),
 )
