@@ -8,6 +8,7 @@ import typer
 
 from caf_pipeline.cli.opening import opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import (
+    DryRunOption,
     JsonOption,
     SourceArgument,
     counted,
@@ -46,9 +47,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
             help="Remove the first N parts of members' keys: 1 for jackal-js-worker.",
         ),
     ] = 0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be adopted; load nothing.")
-    ] = False,
+    dry_run: DryRunOption = False,
     lenient: Annotated[
         bool,
         typer.Option(
@@ -100,7 +99,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
 
     def print_left_out(member: str, reason: str) -> None:
         if json:
-            print_json({"source": source, "member": member, "left_out": reason})
+            print_json(source=source, member=member, left_out=reason)
 
     objects = UnavailableSource("files are adopted by an inventory that was taken")
     with (
@@ -120,19 +119,17 @@ def adopt(  # noqa: PLR0917 - the command line's options
             if adoption.error:
                 errors.append(adoption.error)
             if json:
-                print_json(_as_json(source, adoption, dry_run))
+                print_json(**_as_json(source, adoption, dry_run))
             elif adoption.error:
                 note(f"{adoption.name}: refused: {adoption.error}")
             else:
                 typer.echo(printable(f"{adoption.name}: {_sentence(adoption, dry_run)}"))
     if json:
         print_json(
-            {
-                "source": source,
-                "files": {str(kind): count for kind, count in sorted(kinds.items())},
-                "would_adopt" if dry_run else "adopted": rows,
-                "left_out": dict(sorted(left_out.items())),
-            }
+            source=source,
+            files=dict(sorted(kinds.items())),
+            **{"would_adopt" if dry_run else "adopted": rows},
+            left_out=dict(sorted(left_out.items())),
         )
     else:
         counts = [f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items())]
@@ -155,17 +152,17 @@ def _as_json(source: str, adoption: FileAdoption, dry_run: bool) -> dict[str, An
     return {
         "source": source,
         "file": adoption.name,
-        "kind": str(adoption.kind),
+        "kind": adoption.kind,
         "chunk": adoption.chunk or None,
-        "merkle_root": posting.merkle_root.hex() if posting else None,
+        "merkle_root": posting.merkle_root if posting else None,
         "owner": posting.owner if posting else None,
         "start": posting.start if posting else None,
         "size_bytes": posting.stored_size_bytes if posting else None,
-        "copies": [*adoption.copies],
+        "copies": adoption.copies,
         "members": adoption.members,
         "would_adopt" if dry_run else "adopted": adoption.rows,
-        "left_out": {str(reason): count for reason, count in adoption.left_out.items()},
-        "why": str(adoption.error) if adoption.error else None,
+        "left_out": adoption.left_out,
+        "why": adoption.error,
     }
 
 

@@ -12,6 +12,7 @@ from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader
 from caf_pipeline.caf.merkle import MerkleTree, roots_of
 from caf_pipeline.cli import creating
 from caf_pipeline.cli.terminal import (
+    JsonOption,
     counted,
     note,
     parse_path,
@@ -32,7 +33,6 @@ _READ_BYTES: Final = 5 << 18  # two batches of the Merkle tree
 FILE_HELP: Final = "A path, an http(s):// URL or s3://bucket/key."
 
 Archive = Annotated[str, typer.Argument(metavar="FILE", help=FILE_HELP)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line on stdout.")]
 Lenient = Annotated[
     bool,
     typer.Option(
@@ -95,7 +95,7 @@ def create(
         Literal["0", "3"] | None,
         typer.Option("--proof-type", help="Print the Jackal Merkle root, like `caf merkle`."),
     ] = None,
-    as_json: AsJson = False,
+    json: JsonOption = False,
 ) -> None:
     r"""Pack files into a CAF file.
 
@@ -142,15 +142,13 @@ def create(
             volumes, archives, advance, sums, int(proof_type) if proof_type else None
         )
     for archive, merkle_root in written:
-        root = {"merkle_root": merkle_root.hex(), "proof_type": int(proof_type or 0)}
-        if as_json:
+        root = {"merkle_root": merkle_root, "proof_type": int(proof_type or 0)}
+        if json:
             print_json(
-                {
-                    "path": str(archive.path),
-                    "members": archive.member_count,
-                    "size_bytes": archive.size_bytes,
-                    **(root if proof_type else {}),
-                }
+                path=archive.path,
+                members=archive.member_count,
+                size_bytes=archive.size_bytes,
+                **(root if proof_type else {}),
             )
         else:
             size = f"{counted(archive.member_count, 'member')}, {show_size(archive.size_bytes)}"
@@ -158,7 +156,7 @@ def create(
             print(f"{printable(str(archive.path))}: {size}{shown_root}")
 
 
-def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) -> None:
+def list_members(*, file: Archive, json: JsonOption = False, lenient: Lenient = False) -> None:
     r"""List the members of a CAF file.
 
     Prints each member's size in bytes and key, in the order of the index. Control characters are
@@ -174,14 +172,8 @@ def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = F
     """
     with _opened(file, lenient=lenient) as reader:
         for member in reader.members:
-            if as_json:
-                print_json(
-                    {
-                        "key": member.key,
-                        "start_byte": member.start_byte,
-                        "end_byte": member.end_byte,
-                    }
-                )
+            if json:
+                print_json(key=member.key, start_byte=member.start_byte, end_byte=member.end_byte)
             else:
                 print(f"{member.size_bytes:>14} {printable(member.key)}")
 
@@ -199,7 +191,7 @@ def extract(
         ),
     ] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
-    as_json: AsJson = False,
+    json: JsonOption = False,
     lenient: Lenient = False,
 ) -> None:
     r"""Write a CAF file's members below a folder.
@@ -237,14 +229,14 @@ def extract(
                 if refusal:
                     errors.append(refusal)
                     note(str(refusal))
-                elif as_json:
-                    print_json({"key": key, "size_bytes": reader[key].size_bytes})
+                elif json:
+                    print_json(key=key, size_bytes=reader[key].size_bytes)
     if errors:
         raise CafError(
             f"{len(errors)} of {counted(count, 'member')} could not be extracted.",
             hint=next((error.hint for error in errors if error.hint), ""),
         )
-    if not as_json:
+    if not json:
         print(f"{counted(count, 'member')}, {show_size(size_bytes)}")
 
 
@@ -270,7 +262,7 @@ def cat(
         write_bytes(reader.stream(key))
 
 
-def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) -> None:
+def verify(*, file: Archive, json: JsonOption = False, lenient: Lenient = False) -> None:
     r"""Check a CAF file's structure and read every byte of it.
 
     Checks the footer, the index and the range of every member. Bytes of no member (dead bytes) and
@@ -290,17 +282,15 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
                 advance(len(piece))
         gaps, overlaps = list(reader.gaps()), reader.overlap_count()
         dead_bytes = sum(end_byte - start_byte for start_byte, end_byte in gaps)
-        if as_json:
+        if json:
             print_json(
-                {
-                    "members": len(reader),
-                    "size_bytes": reader.size_bytes,
-                    "data_bytes": reader.data_size_bytes,
-                    "dead_bytes": dead_bytes,
-                    "gaps": len(gaps),
-                    "overlaps": overlaps,
-                    "warnings": list(reader.warnings),
-                }
+                members=len(reader),
+                size_bytes=reader.size_bytes,
+                data_bytes=reader.data_size_bytes,
+                dead_bytes=dead_bytes,
+                gaps=len(gaps),
+                overlaps=overlaps,
+                warnings=reader.warnings,
             )
             return
         print(
@@ -325,7 +315,7 @@ def merkle(
             "--proof-type", help="0: SHA-256 and SHA3-512, 64 bytes; 3: BLAKE3, 32 bytes."
         ),
     ] = "3",
-    as_json: AsJson = False,
+    json: JsonOption = False,
 ) -> None:
     r"""Print the Jackal Merkle root of any file, in hex.
 
@@ -350,13 +340,7 @@ def merkle(
                     tree.update(piece)
                     advance(len(piece))
                 root = tree.root()
-    if as_json:
-        print_json(
-            {
-                "merkle_root": root.hex(),
-                "proof_type": int(proof_type),
-                "size_bytes": size_bytes,
-            }
-        )
+    if json:
+        print_json(merkle_root=root, proof_type=int(proof_type), size_bytes=size_bytes)
     else:
         print(root.hex())

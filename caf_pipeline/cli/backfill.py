@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.terminal import SourceArgument
+from caf_pipeline.cli.terminal import DryRunOption, JsonOption, SourceArgument
 from caf_pipeline.settings import load_settings
 
 
@@ -24,12 +24,8 @@ def backfill(  # noqa: PLR0917 - the command line's options
     failed: Annotated[
         bool, typer.Option("--failed", help="Only parked chunks and those whose last run failed.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be submitted; change nothing.")
-    ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON summary at the end, on standard output.")
-    ] = False,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
 ) -> int:
     r"""Archive planned chunks with Dagster's daemon.
 

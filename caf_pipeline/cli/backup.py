@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from caf_pipeline.cli.opening import opened_ledger
-from caf_pipeline.cli.terminal import confirm, counted, printable, show_size
+from caf_pipeline.cli.terminal import YesOption, confirm, counted, printable, show_size
 from caf_pipeline.errors import HeldByOther, UsageError
 from caf_pipeline.ledger.backup import Programs, back_up, read_backup
 from caf_pipeline.ledger.backup import restore as restore_backup
@@ -28,7 +28,7 @@ def backup(
         bool,
         typer.Option("--unverified", help="Restore a file that does not end with its hash."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Restore without asking.")] = False,
+    yes: YesOption = False,
 ) -> None:
     r"""Back up the ledger, or restore it.
 

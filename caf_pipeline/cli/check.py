@@ -9,16 +9,12 @@ import typer
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, status_filter
-from caf_pipeline.cli.opening import (
-    opened_ledger,
-    opened_lookup,
-    opened_reader,
-    opened_run_context,
-)
+from caf_pipeline.cli.opening import opened_ledger, opened_lookup, opened_reader, opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,
     counted,
+    exclusive,
     note,
     object_progress,
     print_json,
@@ -114,8 +110,7 @@ def check(  # noqa: PLR0917 - the command line's options
       9   No provider returns some object right, or rows of the ledger were altered.
       11  No archived key begins with PREFIX.
     """
-    if full and sample is not None:
-        raise UsageError("--sample and --full exclude each other.", hint="Give one of them.")
+    exclusive(sample=sample is not None, full=full)
     share = 1.0
     if not full:
         text = DEFAULT_SHARE if sample is None else sample
@@ -276,7 +271,7 @@ def _take(sums: _Sums, checked: CheckedObject, json: bool) -> None:
         sums.hint = sums.hint or error.hint
     result = "altered" if is_altered else "wrong" if error.permanent else "unread"
     if json:
-        print_json({"key": key, "result": result, "error": str(error)})
+        print_json(key=key, result=result, error=error)
     else:
         typer.echo(f"{result:6}  {printable(key)}: {printable(str(error))}")
 
@@ -284,17 +279,15 @@ def _take(sums: _Sums, checked: CheckedObject, json: bool) -> None:
 def _print_sums(source: str, sums: _Sums, json: bool) -> None:
     if json:
         print_json(
-            {
-                "objects_checked": sums.objects,
-                "objects_listed": sums.listed,
-                "bytes_right": sums.size_bytes,
-                "wrong": sums.wrong,
-                "altered": sums.altered,
-                "unread": sums.unread,
-                "not_opened": sums.closed,
-                "unread_chunks": sums.unread_chunks,
-                "providers_passed_over": sums.providers,
-            }
+            objects_checked=sums.objects,
+            objects_listed=sums.listed,
+            bytes_right=sums.size_bytes,
+            wrong=sums.wrong,
+            altered=sums.altered,
+            unread=sums.unread,
+            not_opened=sums.closed,
+            unread_chunks=sums.unread_chunks,
+            providers_passed_over=sums.providers,
         )
         return
     typer.echo(

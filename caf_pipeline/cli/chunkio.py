@@ -93,7 +93,7 @@ def list(
             entries = filter(lambda entry: start <= entry.begin < end, log.reader.entries())
         for entry in entries:
             if json:
-                print_json(_as_json(entry))
+                print_json(**_as_json(entry))
             else:
                 print(_line(entry))
 
@@ -174,12 +174,12 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
                 continue
             places += 1
             if json:
-                print_json({"begin": place.begin, "end": place.end, "damage": place.what})
+                print_json(begin=place.begin, end=place.end, damage=place.what)
             else:
                 damaged = "" if place.what == "no entry" else " damaged"
                 print(f"{place.begin} to {place.end}: {place.what}{damaged}")
     if json:
-        print_json({"entries": entries, "size_bytes": log.size_bytes, "damaged_places": places})
+        print_json(entries=entries, size_bytes=log.size_bytes, damaged_places=places)
     else:
         print(
             f"{counted(entries, 'entry', 'entries')} in {log.size_bytes} bytes "
@@ -245,12 +245,10 @@ def salvage(
                         out.write(piece)
             if json:
                 print_json(
-                    _as_json(entry)
-                    | {
-                        "reachable": salvaged.reachable,
-                        "content_right": salvaged.content_right,
-                        "inside": salvaged.inside,
-                    }
+                    **_as_json(entry),
+                    reachable=salvaged.reachable,
+                    content_right=salvaged.content_right,
+                    inside=salvaged.inside,
                 )
             else:
                 marks = "" if salvaged.reachable else " lost"
@@ -307,7 +305,7 @@ def _as_json(entry: LogEntry) -> dict[str, object]:
     return {
         "begin": entry.begin,
         "end": entry.end,
-        "user_data": entry.user_data.hex(),
+        "user_data": entry.user_data,
         "content_size_bytes": entry.content_size_bytes,
     }
 

@@ -68,7 +68,7 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
             f"{archive.header.total_size}: its end is missing, or its header is wrong"
         )
     if json:
-        print_json(_as_json(archive, file_size, records))
+        print_json(**_as_json(archive, file_size, records))
     else:
         print("\n".join(_lines(archive, records)))
 

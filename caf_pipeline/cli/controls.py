@@ -5,7 +5,14 @@ from typing import Annotated, Final
 import typer
 
 from caf_pipeline.cli.opening import opened_ledger
-from caf_pipeline.cli.terminal import parse_size, print_json, printable, show_coins, show_size
+from caf_pipeline.cli.terminal import (
+    JsonOption,
+    parse_size,
+    print_json,
+    printable,
+    show_coins,
+    show_size,
+)
 from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import load_settings
 from caf_pipeline.throttle import open_throttle
@@ -74,9 +81,7 @@ def limit(
             help="Most that this ledger may spend on transactions.",
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the limits as a JSON object.")
-    ] = False,
+    json: JsonOption = False,
 ) -> None:
     r"""Limit what runs may upload and spend.
 
@@ -120,7 +125,7 @@ def limit(
         throttle = open_throttle(settings.jackal, ledger.controls.current)
         limit_rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
-        print_json({"paused": current.paused or None, "bandwidth": limit_rate, "spend_cap": cap})
+        print_json(paused=current.paused or None, bandwidth=limit_rate, spend_cap=cap)
         return
     bandwidth = "no limit" if limit_rate is None else f"{show_size(limit_rate)} a second"
     typer.echo(f"bandwidth  {bandwidth}{_origin(current.bandwidth)}")

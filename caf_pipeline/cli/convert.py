@@ -11,7 +11,7 @@ from typing_extensions import Buffer
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader, CafWriter, Member
 from caf_pipeline.caf.index import ByteRange
-from caf_pipeline.cli.archives import FILE_HELP, AsJson, Lenient, read_caf
+from caf_pipeline.cli.archives import FILE_HELP, Lenient, read_caf
 from caf_pipeline.cli.cotar import (
     IgnoreZeros,
     copy_tar,
@@ -22,6 +22,7 @@ from caf_pipeline.cli.cotar import (
 )
 from caf_pipeline.cli.opening import replacing
 from caf_pipeline.cli.terminal import (
+    JsonOption,
     counted,
     parse_path,
     print_json,
@@ -55,7 +56,7 @@ def convert(
     ],
     ignore_zeros: IgnoreZeros = False,
     lenient: Lenient = False,
-    as_json: AsJson = False,
+    json: JsonOption = False,
 ) -> None:
     r"""Convert between CAF and tar archives.
 
@@ -103,8 +104,8 @@ def convert(
                 index = index_of(tar_contents.files) if to == ".tar.co" else b""
                 copy_tar(source, tar_bytes, out, index)
     size_bytes = out.stat().st_size
-    if as_json:
-        print_json({"path": str(out), "members": count, "size_bytes": size_bytes})
+    if json:
+        print_json(path=out, members=count, size_bytes=size_bytes)
     else:
         print(f"{printable(str(out))}: {counted(count, 'member')}, {show_size(size_bytes)}")
 

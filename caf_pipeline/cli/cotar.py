@@ -12,9 +12,10 @@ from typing import Annotated, Final
 import typer
 from typing_extensions import Buffer
 
-from caf_pipeline.cli.archives import FILE_HELP, AsJson
+from caf_pipeline.cli.archives import FILE_HELP
 from caf_pipeline.cli.opening import replacing
 from caf_pipeline.cli.terminal import (
+    JsonOption,
     counted,
     note,
     parse_path,
@@ -208,7 +209,7 @@ def index(
         bool, typer.Option("--embed", help="Write the tar, followed by the index, to one file.")
     ] = False,
     ignore_zeros: IgnoreZeros = False,
-    as_json: AsJson = False,
+    json: JsonOption = False,
 ) -> None:
     r"""Make the cotar index of a tar archive.
 
@@ -238,15 +239,8 @@ def index(
                 whole.file.write(table)
     print_left_out(tar_contents)
     count = len(tar_contents.files)
-    if as_json:
-        print_json(
-            {
-                "path": str(path),
-                "files": count,
-                "index_bytes": len(table),
-                "left_out": tar_contents.left_out,
-            }
-        )
+    if json:
+        print_json(path=path, files=count, index_bytes=len(table), left_out=tar_contents.left_out)
     else:
         size = show_size(len(table))
         print(f"{printable(str(path))}: {counted(count, 'file')}, an index of {size}")
@@ -277,7 +271,7 @@ def print_left_out(tar_contents: TarFiles) -> None:
 
 
 def list_files(
-    *, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = False, as_json: AsJson = False
+    *, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = False, json: JsonOption = False
 ) -> None:
     r"""List the files that an index finds in its tar.
 
@@ -303,8 +297,8 @@ def list_files(
                 continue
             name, start_byte = os.fsdecode(file_range.name), file_range.start_byte
             end_byte = start_byte + file_range.size_bytes
-            if as_json:
-                print_json({"key": name, "start_byte": start_byte, "end_byte": end_byte})
+            if json:
+                print_json(key=name, start_byte=start_byte, end_byte=end_byte)
             else:
                 print(f"{file_range.size_bytes:>14} {printable(name)}")
     if missing:
@@ -340,7 +334,7 @@ _SHOWN_PROBLEMS: Final = 20
 
 
 def verify(
-    *, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = False, as_json: AsJson = False
+    *, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = False, json: JsonOption = False
 ) -> None:
     r"""Compare an index with its tar.
 
@@ -362,14 +356,14 @@ def verify(
             report = _verified(source, index, ignore_zeros=ignore_zeros)
         except MalformedArchive as error:
             raise CafError(str(error), hint=error.hint) from error
-    if as_json:
-        print_json(report)
+    if json:
+        print_json(**report)
     if report["problems"]:
         raise CafError(
             f"The index does not match the tar: {counted(report['problems'], 'problem')}.",
             hint="Make it again with `caf cotar index`.",
         )
-    if not as_json:
+    if not json:
         print(f"{counted(report['files'], 'file')}, each where the index has it")
 
 

@@ -12,14 +12,18 @@ import typer
 from caf_pipeline.caf.merkle import IMPLEMENTATION
 from caf_pipeline.cli.opening import known_sources, opened_ledger, require_source
 from caf_pipeline.cli.terminal import (
+    DryRunOption,
     JsonOption,
+    SourcesArgument,
+    YesOption,
     counted,
+    exclusive,
     note,
     print_json,
     printable,
     require_confirmation,
 )
-from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, UsageError
+from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
@@ -59,12 +63,8 @@ _OUTCOMES: Final = {
 
 
 def doctor(  # noqa: PLR0917 - the command line's options
-    source: Annotated[
-        str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
-    ] = False,
+    source: SourcesArgument = None,
+    dry_run: DryRunOption = False,
     add_unknown_posts: Annotated[
         bool,
         typer.Option(
@@ -77,9 +77,7 @@ def doctor(  # noqa: PLR0917 - the command line's options
             "--leave-unknown-posts", help="Set such posts aside, so that they stop nothing."
         ),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Add each unknown post without a question.")
-    ] = False,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     r"""Find what crashes left, and repair it.
@@ -118,11 +116,7 @@ def doctor(  # noqa: PLR0917 - the command line's options
       7  The store failed; findings that need it are missing.
       8  A folder cannot be read or changed.
     """
-    if add_unknown_posts and leave_unknown_posts:
-        raise UsageError(
-            "--add-unknown-posts and --leave-unknown-posts exclude each other.",
-            hint="Give one of them.",
-        )
+    exclusive(add_unknown_posts=add_unknown_posts, leave_unknown_posts=leave_unknown_posts)
     unknown_posts = UnknownPosts.REPORT
     if leave_unknown_posts:
         unknown_posts = UnknownPosts.LEAVE
@@ -247,7 +241,7 @@ class _Examination:
     def _handle(self, finding: Finding) -> Actor:
         if self._json:
             for change in finding.changes():
-                print_json({"kind": "key", "name": finding.name} | asdict(change))
+                print_json(kind="key", name=finding.name, **asdict(change))
         outcome, error = None, finding.error
         if finding.mend is not None and not self._dry_run:
             outcome, error = self._mended(finding, finding.mend)
@@ -257,16 +251,14 @@ class _Examination:
             self._errors.append(error)
         if self._json:
             print_json(
-                {
-                    "kind": str(finding.kind),
-                    "name": finding.name,
-                    "found": finding.problem,
-                    "remedy": finding.remedy or None,
-                    "done": outcome.done if outcome else None,
-                    "error": str(error) if error else None,
-                    "turn": str(actor),
-                    **finding.facts,
-                }
+                kind=finding.kind,
+                name=finding.name,
+                found=finding.problem,
+                remedy=finding.remedy or None,
+                done=outcome.done if outcome else None,
+                error=error,
+                turn=actor,
+                **finding.facts,
             )
             return actor
         if outcome:

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from caf_pipeline.cli.keys import write_identity
-from caf_pipeline.cli.terminal import note
+from caf_pipeline.cli.terminal import exclusive, note
 from caf_pipeline.cli.wallet import WALLET_FILE, write_wallet
 from caf_pipeline.encryption.identities import Identity
 from caf_pipeline.errors import UsageError
@@ -75,8 +75,7 @@ def init(
       3  A value is wrong.
     """
     path, identity_path = Path(DEFAULT_CONFIG), Path(_IDENTITY_FILE)
-    if public and recipient:
-        raise UsageError("--public and --recipient exclude each other.", hint="Give one of them.")
+    exclusive(public=public, recipient=recipient)
     if os.path.lexists(path):
         raise _exists(path)
     asks = not yes and sys.stdin.isatty()

@@ -8,14 +8,13 @@ from datetime import datetime, timedelta
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
 from caf_pipeline.cli.opening import RUN, known_sources, opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourcesArgument,
+    YesOption,
     confirm,
     counted,
     note,
@@ -38,6 +37,7 @@ from caf_pipeline.store.jackal.storage_forecast import plan_of, space_warning, w
 from caf_pipeline.store.jackal.wallet import mnemonic_sources
 from caf_pipeline.store.jackal.write import JackalStore
 from caf_pipeline.store.protocol import TransactionLog
+from caf_pipeline.system.quantities import table_lines
 from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline.wiring import jackal_of, open_jackal, read_space
@@ -112,32 +112,28 @@ def wallet(context: typer.Context, json: JsonOption = False) -> None:
     )
     if json:
         print_json(
-            {
-                "address": address,
-                "chain_id": settings.jackal.chain_id,
-                "words_from": words_from,
-                "words_not_used": not_used,
-                "proof_type": settings.jackal.proof_type,
-                "posted_by_proof_type": {
-                    str(proof_type): count for proof_type, count in sorted(types.items())
-                },
-                "balance_ujkl": balance,
-                "plan": None
-                if plan is None
-                else {
-                    "space_bytes": plan.space_bytes,
-                    "used_bytes": plan.used_bytes,
-                    "free_bytes": plan.free_bytes,
-                    "ends_at": plan.ends_at.isoformat(),
-                },
-                "latest_end": reading.latest_end and reading.latest_end.isoformat(),
-                "warning": warning or None,
-                "spent_ujkl": spent,
-                "purchases_at_list_price": at_list_price,
-                "spend_cap_ujkl": cap,
-                "bandwidth": rate,
-                "paused": paused or None,
-            }
+            address=address,
+            chain_id=settings.jackal.chain_id,
+            words_from=words_from,
+            words_not_used=not_used,
+            proof_type=settings.jackal.proof_type,
+            posted_by_proof_type=dict(sorted(types.items())),
+            balance_ujkl=balance,
+            plan=None
+            if plan is None
+            else {
+                "space_bytes": plan.space_bytes,
+                "used_bytes": plan.used_bytes,
+                "free_bytes": plan.free_bytes,
+                "ends_at": plan.ends_at,
+            },
+            latest_end=reading.latest_end,
+            warning=warning or None,
+            spent_ujkl=spent,
+            purchases_at_list_price=at_list_price,
+            spend_cap_ujkl=cap,
+            bandwidth=rate,
+            paused=paused or None,
         )
         return
     typer.echo(f"address    {address} on {settings.jackal.chain_id}")
@@ -229,17 +225,15 @@ def price(
     charged = cost.charged_bytes
     if json:
         print_json(
-            {
-                "size_bytes": size_bytes,
-                "chunks": chunks,
-                "copies": cost.copies,
-                "charged_bytes": charged,
-                "days": days,
-                "price_ujkl": cost.price_ujkl,
-                "fees_ujkl": cost.fees_ujkl,
-                "free_bytes": free,
-                "missing_bytes": max(0, charged - free),
-            }
+            size_bytes=size_bytes,
+            chunks=chunks,
+            copies=cost.copies,
+            charged_bytes=charged,
+            days=days,
+            price_ujkl=cost.price_ujkl,
+            fees_ujkl=cost.fees_ujkl,
+            free_bytes=free,
+            missing_bytes=max(0, charged - free),
         )
         return
     typer.echo(f"size     {show_size(size_bytes)} in about {counted(chunks, 'chunk')}")
@@ -283,7 +277,7 @@ def buy(
         typer.Option("--bytes", metavar="SIZE", help="Total space of the wallet afterwards: 1TB."),
     ],
     days: DaysOption,
-    yes: Annotated[bool, typer.Option("--yes", help="Pay without asking.")] = False,
+    yes: YesOption = False,
 ) -> None:
     r"""Buy space, once its price was shown and confirmed.
 
@@ -444,54 +438,49 @@ def _print_files_json(source: str, diff: ChainDiff, urls: Mapping[str, str]) -> 
         root = subject.merkle_root.hex() if subject.merkle_root else ""
         providers = sorted(set(file.providers)) if file else []
         print_json(
-            {
-                "source": source,
-                "chunk": chunk.name if chunk else None,
-                "state": str(chunk.state) if chunk else None,
-                "merkle_root": root or None,
-                "start": subject.start,
-                "size_bytes": _size_bytes(subject),
-                "missing": file is None,
-                "foreign": chunk is None,
-                "short": chunk is not None and chunk.name in diff.short,
-                "expiring": chunk is not None and chunk.name in diff.expiring,
-                "providers": providers,
-                "downloads": [
-                    f"{urls[provider]}/download/{root}"
-                    for provider in providers
-                    if provider in urls
-                ],
-                "expires": (file.expires or None) if file else None,
-            }
+            source=source,
+            chunk=chunk.name if chunk else None,
+            state=chunk.state if chunk else None,
+            merkle_root=root or None,
+            start=subject.start,
+            size_bytes=_size_bytes(subject),
+            missing=file is None,
+            foreign=chunk is None,
+            short=chunk is not None and chunk.name in diff.short,
+            expiring=chunk is not None and chunk.name in diff.expiring,
+            providers=providers,
+            downloads=[
+                f"{urls[provider]}/download/{root}" for provider in providers if provider in urls
+            ],
+            expires=(file.expires or None) if file else None,
         )
 
 
 def _print_files(source: str, diff: ChainDiff, everything: bool) -> None:
-    console = Console(soft_wrap=True, markup=False, highlight=False)
-    console.print(
+    typer.echo(
         f"{source}: {counted(len(diff.listed), 'chunk')} on the chain, {len(diff.missing):,} "
         f"missing, {len(diff.foreign):,} foreign, {len(diff.short):,} short, "
         f"{len(diff.expiring):,} expiring"
     )
-    table = Table("", "chunk", "Merkle root", box=None, pad_edge=False)
-    for column in ("start", "copies", "size"):
-        table.add_column(column, justify="right")
-    for chunk in diff.missing:
-        _add_row(table, "missing", chunk, None)
-    for file in diff.foreign:
-        _add_row(table, "foreign", file, file)
     problems = dict.fromkeys(diff.expiring, "expiring") | dict.fromkeys(diff.short, "short")
-    for chunk, listed in diff.listed:
-        if everything or chunk.name in problems:
-            _add_row(table, problems.get(chunk.name, ""), chunk, listed)
-    if table.row_count:
-        console.print(table)
+    rows = [
+        *(_row("missing", chunk, None) for chunk in diff.missing),
+        *(_row("foreign", file, file) for file in diff.foreign),
+        *(
+            _row(problems.get(chunk.name, ""), chunk, listed)
+            for chunk, listed in diff.listed
+            if everything or chunk.name in problems
+        ),
+    ]
+    names = ("", "chunk", "Merkle root", "start", "copies", "size")
+    for line in table_lines(names, rows, right=names[3:]) if rows else ():
+        typer.echo(line)
 
 
-def _add_row(
-    table: Table, problem: str, subject: Chunk | ChainFile, file: ChainFile | None
-) -> None:
-    table.add_row(
+def _row(
+    problem: str, subject: Chunk | ChainFile, file: ChainFile | None
+) -> tuple[str, str, str, str, str, str]:
+    return (
         problem,
         subject.name if isinstance(subject, Chunk) else "",
         f"{subject.merkle_root.hex()[:16]}…" if subject.merkle_root else "",

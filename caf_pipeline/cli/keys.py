@@ -11,6 +11,7 @@ import typer
 
 from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import (
+    JsonOption,
     SourceArgument,
     ask_passphrase,
     counted,
@@ -112,7 +113,7 @@ def _exists(path: Path) -> UsageError:
 
 
 def show(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: JsonOption = False,
 ) -> None:
     r"""Show the recipients of each source, and whether this process has an identity of them.
 
@@ -141,7 +142,7 @@ def show(
             }
             for name, source in sorted(settings.sources.items())
         ]
-        print_json({"sources": sources, "identities": sorted(local_recipients)})
+        print_json(sources=sources, identities=sorted(local_recipients))
         return
     for name in sorted(settings.sources):
         typer.echo(f"{name}: {_summary(settings, name, local_recipients)}")

@@ -17,6 +17,7 @@ from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,
     counted,
+    exclusive,
     note,
     parse_size,
     parse_time,
@@ -52,6 +53,7 @@ CurrentOption = Annotated[
         help="Only objects that S3 had at the last inventory.",
     ),
 ]
+LongOption = Annotated[bool, typer.Option("-l", help="Show size, LastModified and status.")]
 
 _TIME: Final = "%Y-%m-%d %H:%M:%S"
 
@@ -59,7 +61,7 @@ _TIME: Final = "%Y-%m-%d %H:%M:%S"
 def ls(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     prefix: PrefixArgument = "",
-    long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status.")] = False,
+    long: LongOption = False,
     recursive: Annotated[
         bool, typer.Option("--recursive", "-r", help="Show every key instead of one level.")
     ] = False,
@@ -153,7 +155,7 @@ def find(  # noqa: PLR0917 - the command line's options
     ] = None,
     current: CurrentOption = False,
     as_of: AsOfOption = None,
-    long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status.")] = False,
+    long: LongOption = False,
     json: JsonOption = False,
 ) -> None:
     r"""Find archived objects by pattern, size and time.
@@ -274,15 +276,14 @@ def nothing_listed(
 
 def read_moment(as_of: str | None, current: bool) -> datetime | None:
     """Return the time of --as-of. Raises UsageError with --current."""
-    if as_of is not None and current:
-        raise UsageError("--as-of and --current exclude each other.", hint="Give one of them.")
+    exclusive(as_of=as_of is not None, current=current)
     return None if as_of is None else parse_time(as_of)
 
 
 def _print_entry(entry: Location | str, long: bool, json: bool, *, versions: bool = False) -> None:
     if isinstance(entry, str):
         if json:
-            print_json({"prefix": entry})
+            print_json(prefix=entry)
             return
         indent = f"{'':>19}  {'':>19}  {'':8}  " if long or versions else ""
         sys.stdout.write(f"{indent}{printable(entry)}\n")
@@ -290,17 +291,15 @@ def _print_entry(entry: Location | str, long: bool, json: bool, *, versions: boo
     row = entry.row
     if json:
         print_json(
-            {
-                "key": row.key,
-                "size_bytes": entry.size_bytes,
-                "last_modified": row.last_modified.isoformat(),
-                "status": entry.status,
-                "etag": row.etag,
-                "object_version": row.object_version,
-                "version_id": row.version_id,
-                "sha256": row.sha256.hex() or None,
-                "chunks": [part.chunk for part in entry.ranges],
-            }
+            key=row.key,
+            size_bytes=entry.size_bytes,
+            last_modified=row.last_modified,
+            status=entry.status,
+            etag=row.etag,
+            object_version=row.object_version,
+            version_id=row.version_id,
+            sha256=row.sha256 or None,
+            chunks=[part.chunk for part in entry.ranges],
         )
         return
     columns = ""
@@ -314,7 +313,7 @@ def _print_entry(entry: Location | str, long: bool, json: bool, *, versions: boo
 
 def _print_sum(prefix: str, objects: int, size_bytes: int, json: bool) -> None:
     if json:
-        print_json({"prefix": prefix, "objects": objects, "size_bytes": size_bytes})
+        print_json(prefix=prefix, objects=objects, size_bytes=size_bytes)
         return
     sys.stdout.write(
         f"{show_size(size_bytes):>10}  {counted(objects, 'object'):>20}  "

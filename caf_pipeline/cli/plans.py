@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opening import opened_ledger, opened_run_context, require_source
 from caf_pipeline.cli.terminal import (
     JsonOption,
+    ListOption,
     ReportOption,
     SourceArgument,
     counted,
+    exclusive,
     note,
     print_json,
     printable,
@@ -32,6 +32,7 @@ from caf_pipeline.ledger.records import Chunk, PlanRow
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import inventories
 from caf_pipeline.steps.preview import PlanEstimate, PlanPreview, preview_plan
+from caf_pipeline.system.quantities import table_lines
 
 SHOWN: Final = 50
 """Lines without --json."""
@@ -49,11 +50,8 @@ def plan(
         typer.Option("--last-inventory", help="Use the latest complete inventory; take none."),
     ] = False,
     report: ReportOption = None,
-    list_bucket: Annotated[
-        bool,
-        typer.Option("--list", help="List the bucket even if the source has inventory reports."),
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    list_bucket: ListOption = False,
+    json: JsonOption = False,
 ) -> None:
     r"""Show what a plan of a source would do and cost.
 
@@ -76,10 +74,7 @@ def plan(
     """
     settings = load_settings()
     settings.source(source)
-    chosen = {"--last-inventory": last_inventory, "--report": report, "--list": list_bucket}
-    first, *more = [option for option, value in chosen.items() if value] or [""]
-    if more:
-        raise UsageError(f"{first} and {more[0]} exclude each other.", hint="Give one of them.")
+    exclusive(last_inventory=last_inventory, report=report, list=list_bucket)
     with (
         opened_ledger(settings) as ledger,
         opened_run_context(settings, ledger, source, register=False) as context,
@@ -98,7 +93,7 @@ def plan(
             note(warning)
         preview = preview_plan(context, snapshot)
     if json:
-        print_json(preview.as_json())
+        print_json(**preview.as_json())
     else:
         _print_preview(preview, public=settings.source(source).public)
 
@@ -287,42 +282,38 @@ def _list_plans(settings: Settings, ledger: Ledger, source: str, *, json: bool) 
     rows = ledger.plans.list(source)
     if json:
         for row in rows:
-            print_json(_plan_json(row))
+            print_json(**_plan_json(row))
         return
     if not rows:
         typer.echo(f"{source}: nothing planned yet")
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("plan", no_wrap=True)
-    table.add_column("planned at", no_wrap=True)
-    for column in ("objects", "size", "chunks"):
-        table.add_column(column, justify="right")
-    table.add_column("states")
-    for row in rows[:SHOWN]:
-        record = row.record
-        table.add_row(
-            record.name,
+    shown = (
+        (
+            row.record.name,
             show_time(row.created_at),
-            f"{record.object_count:,}",
-            show_size(record.object_bytes),
+            f"{row.record.object_count:,}",
+            show_size(row.record.object_bytes),
             f"{sum(row.chunks.values()):,}",
             _states(row.chunks),
         )
-    console = Console(soft_wrap=True, markup=False, highlight=False)
-    console.print(table)
+        for row in rows[:SHOWN]
+    )
+    names = ("plan", "planned at", "objects", "size", "chunks", "states")
+    for line in table_lines(names, shown, right=names[2:5]):
+        typer.echo(line)
     if len(rows) > SHOWN:
-        console.print(f"… and {len(rows) - SHOWN} more: caf plans {source} --json")
+        typer.echo(f"… and {len(rows) - SHOWN} more: caf plans {source} --json")
 
 
 def _plan_json(row: PlanRow) -> dict[str, object]:
     return {
         "plan": row.record.name,
         "source": row.record.source,
-        "planned_at": row.created_at.isoformat(),
+        "planned_at": row.created_at,
         "inventory": row.record.snapshot,
         "objects": row.record.object_count,
         "bytes": row.record.object_bytes,
-        "chunks": {str(state): count for state, count in row.chunks.items()},
+        "chunks": row.chunks,
         "folder": row.record.folder,
     }
 
@@ -357,9 +348,7 @@ def _show_plan(settings: Settings, ledger: Ledger, name: str, *, json: bool) -> 
     if json:
         statistics = planned.as_json() if planned else {}
         chunk_list = [_chunk_json(chunk) for chunk in chunks]
-        print_json(
-            _plan_json(row) | {"target_bytes": target} | statistics | {"chunk_list": chunk_list}
-        )
+        print_json(**_plan_json(row), target_bytes=target, **statistics, chunk_list=chunk_list)
         return
     size = "" if target is None else f" of {show_size(target)}"
     absent = "" if planned else ", which is not on this machine: what was planned is not shown"
@@ -388,7 +377,7 @@ def _show_plan(settings: Settings, ledger: Ledger, name: str, *, json: bool) -> 
 def _chunk_json(chunk: Chunk) -> dict[str, object]:
     return {
         "chunk": chunk.name,
-        "state": str(chunk.state),
+        "state": chunk.state,
         "objects": chunk.object_count,
         "bytes": chunk.object_bytes,
         "expected_bytes": chunk.expected_size_bytes,
@@ -400,7 +389,7 @@ def _chunk_json(chunk: Chunk) -> dict[str, object]:
         "part": chunk.part or None,
         "part_count": chunk.part_count or None,
         "reason": chunk.reason or None,
-        "located_at": chunk.located_at.isoformat() if chunk.located_at else None,
+        "located_at": chunk.located_at,
     }
 
 
@@ -418,16 +407,14 @@ def _show_chunk(ledger: Ledger, name: str, *, json: bool) -> None:
     root = chunk.merkle_root.hex() if chunk.merkle_root else ""
     if json:
         print_json(
-            {
-                **_chunk_json(chunk),
-                "first_key": first,
-                "last_key": last,
-                "plan": chunk.plan,
-                "source": chunk.source,
-                "number": chunk.number,
-                "merkle_root": root or None,
-                "adopted": chunk.adopted,
-            }
+            **_chunk_json(chunk),
+            first_key=first,
+            last_key=last,
+            plan=chunk.plan,
+            source=chunk.source,
+            number=chunk.number,
+            merkle_root=root or None,
+            adopted=chunk.adopted,
         )
         return
     lines = {

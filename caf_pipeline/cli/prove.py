@@ -126,23 +126,21 @@ def _print_proof(report: ProofReport, json: bool) -> None:
     explanation = report.reason
     if json:
         print_json(
-            {
-                "chunk": report.chunk.name,
-                "verdict": report.verdict,
-                "proven": report.proven,
-                "explanation": explanation or None,
-                "state": str(report.chunk.state),
-                "copies": [
-                    {
-                        "provider": check.copy.provider,
-                        "verified": check.copy.verified,
-                        "window": check.window,
-                        "fault": check.fault or None,
-                        "unanswered": check.unanswered or None,
-                    }
-                    for check in report.checks
-                ],
-            }
+            chunk=report.chunk.name,
+            verdict=report.verdict,
+            proven=report.proven,
+            explanation=explanation or None,
+            state=report.chunk.state,
+            copies=[
+                {
+                    "provider": check.copy.provider,
+                    "verified": check.copy.verified,
+                    "window": check.window,
+                    "fault": check.fault or None,
+                    "unanswered": check.unanswered or None,
+                }
+                for check in report.checks
+            ],
         )
     elif not report.proven:
         typer.echo(f"{report.chunk.name} {report.verdict}: {printable(explanation)}")
@@ -211,13 +209,11 @@ def _print_repair(report: RepairReport, json: bool) -> None:
     name = report.chunk.name
     if json:
         print_json(
-            {
-                "chunk": name,
-                "state": str(report.chunk.state),
-                "origin": report.origin,
-                "posted_again": report.posted_again,
-                "providers": [copy.provider for copy in report.copies],
-            }
+            chunk=name,
+            state=report.chunk.state,
+            origin=report.origin,
+            posted_again=report.posted_again,
+            providers=[copy.provider for copy in report.copies],
         )
     elif report.origin == "none needed":
         typer.echo(f"{name} needs no repair")

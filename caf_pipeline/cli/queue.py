@@ -46,12 +46,10 @@ def queue(
             body = message.body.decode("utf-8", "backslashreplace")
             if json:
                 print_json(
-                    {
-                        "message": message.message_id,
-                        "set_apart_at": message.set_apart_at.isoformat(),
-                        "reason": message.reason,
-                        "body": body,
-                    }
+                    message=message.message_id,
+                    set_apart_at=message.set_apart_at,
+                    reason=message.reason,
+                    body=body,
                 )
                 continue
             time = show_time(message.set_apart_at)

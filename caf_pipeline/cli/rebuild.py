@@ -9,8 +9,10 @@ import typer
 
 from caf_pipeline.cli.opening import opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import (
+    DryRunOption,
     JsonOption,
     SourcesArgument,
+    YesOption,
     confirm,
     counted,
     note,
@@ -47,12 +49,8 @@ def rebuild(  # noqa: PLR0917 - the command line's options
             help="If copies differ, read all bytes and trust the posted Merkle root.",
         ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be restored; restore nothing.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Restore the listed posts without a question.")
-    ] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     r"""Restore a lost ledger, or lost rows, from the chunks.
@@ -180,7 +178,7 @@ def _rebuild(
                 kinds[outcome.finding.kind] += 1
                 left_out += not outcome.complete
                 if json:
-                    print_json(_as_json(name, outcome))
+                    print_json(**_as_json(name, outcome))
                 else:
                     _print(outcome, dry_run)
         except MnemonicRefused as error:
@@ -188,12 +186,10 @@ def _rebuild(
             raise MnemonicRefused(str(error), hint=hint) from None
     if json:
         print_json(
-            {
-                "source": name,
-                "files": dict(sorted(kinds.items())),
-                "left_out": left_out,
-                "not_known": dict(NOT_KNOWN),
-            }
+            source=name,
+            files=dict(sorted(kinds.items())),
+            left_out=left_out,
+            not_known=NOT_KNOWN,
         )
     else:
         counts = ", ".join(
@@ -220,15 +216,13 @@ def _print_post(source: str, post: PostedFile, time: datetime, json: bool) -> No
     posting = post.posting
     if json:
         print_json(
-            {
-                "source": source,
-                "kind": "listed",
-                "merkle_root": posting.merkle_root.hex(),
-                "owner": posting.owner,
-                "start": posting.start,
-                "posted_at": time.isoformat(timespec="seconds"),
-                "size_bytes": posting.stored_size_bytes,
-            }
+            source=source,
+            kind="listed",
+            merkle_root=posting.merkle_root,
+            owner=posting.owner,
+            start=posting.start,
+            posted_at=time.isoformat(timespec="seconds"),
+            size_bytes=posting.stored_size_bytes,
         )
         return
     note(
@@ -242,7 +236,7 @@ def _as_json(source: str, outcome: RebuildOutcome) -> dict[str, Any]:
     posting, chunk = finding.file.posting, finding.chunk
     return {
         "source": source,
-        "kind": str(finding.kind),
+        "kind": finding.kind,
         "chunk": finding.name or None,
         "restored": outcome.rows is not None,
         "rows": outcome.rows,
@@ -250,11 +244,11 @@ def _as_json(source: str, outcome: RebuildOutcome) -> dict[str, Any]:
         "skipped": chunk.skipped_count if chunk else None,
         "damaged": outcome.fault or None,
         "copies": [copy.provider for copy in chunk.copies] if chunk else None,
-        "read_from": list(chunk.read_from) if chunk else None,
-        "unanswered": dict(chunk.silent) if chunk else None,
-        "wrong": dict(chunk.wrong) if chunk else None,
+        "read_from": chunk.read_from if chunk else None,
+        "unanswered": chunk.silent if chunk else None,
+        "wrong": chunk.wrong if chunk else None,
         "why": finding.why or None,
-        "merkle_root": posting.merkle_root.hex(),
+        "merkle_root": posting.merkle_root,
         "owner": posting.owner,
         "start": posting.start,
     }

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from caf_pipeline.cli.opening import RUN
-from caf_pipeline.cli.terminal import confirm, printable
+from caf_pipeline.cli.terminal import YesOption, confirm, printable
 from caf_pipeline.settings import load_settings
 
 
@@ -15,7 +15,7 @@ def remove(
         str,
         typer.Argument(metavar="SOURCE", help="A source of the ledger, even if caf.toml lacks it."),
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+    yes: YesOption = False,
 ) -> int:
     r"""Remove a source that has no stored chunk.
 

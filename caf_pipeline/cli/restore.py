@@ -10,6 +10,7 @@ from caf_pipeline.cli.listing import CurrentOption, nothing_listed, read_moment,
 from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import (
     AsOfOption,
+    DryRunOption,
     JsonOption,
     SourceArgument,
     counted,
@@ -48,9 +49,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     force: Annotated[
         bool, typer.Option("--force", help="Replace files or objects that differ.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")
-    ] = False,
+    dry_run: DryRunOption = False,
     current: CurrentOption = False,
     versions: Annotated[
         RestoredVersions,
@@ -200,14 +199,12 @@ def _print(restored: RestoredObject, dry_run: bool, json: bool) -> None:
     would_restore = dry_run and outcome == "restored"
     if json and outcome != "equal":
         print_json(
-            {
-                "key": key,
-                "path": restored.place or None,
-                "size_bytes": restored.location.size_bytes,
-                "unknown_post": restored.location.from_unknown_post,
-                "result": "would_restore" if would_restore else outcome,
-                "error": why,
-            }
+            key=key,
+            path=restored.place or None,
+            size_bytes=restored.location.size_bytes,
+            unknown_post=restored.location.from_unknown_post,
+            result="would_restore" if would_restore else outcome,
+            error=why,
         )
     elif would_restore:
         typer.echo(printable(restored.place))
@@ -218,19 +215,17 @@ def _print_sums(
 ) -> None:
     if json:
         print_json(
-            {
-                "listed": sums.listed,
-                "equal": sums.equal,
-                "different": sums.different,
-                "failed": sums.failed,
-                "would_restore" if dry_run else "restored": sums.restored,
-                "bytes": sums.restored_bytes,
-                "without_headers": sums.without_headers,
-                "from_unknown_posts": sums.from_unknown_posts,
-                "not_yet_archived": sums.not_yet_archived,
-                "skipped": sums.skipped,
-                "older_versions": sums.older_versions,
-            }
+            listed=sums.listed,
+            equal=sums.equal,
+            different=sums.different,
+            failed=sums.failed,
+            **{"would_restore" if dry_run else "restored": sums.restored},
+            bytes=sums.restored_bytes,
+            without_headers=sums.without_headers,
+            from_unknown_posts=sums.from_unknown_posts,
+            not_yet_archived=sums.not_yet_archived,
+            skipped=sums.skipped,
+            older_versions=sums.older_versions,
         )
         return
     done = "would be written" if dry_run else "written"

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.terminal import ReportOption
+from caf_pipeline.cli.terminal import JsonOption, ListOption, ReportOption, exclusive
 from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import load_settings
 
@@ -25,10 +25,7 @@ def run(  # noqa: PLR0917 - the command line's options
         ),
     ] = False,
     report: ReportOption = None,
-    list_bucket: Annotated[
-        bool,
-        typer.Option("--list", help="List the bucket even if the source has inventory reports."),
-    ] = False,
+    list_bucket: ListOption = False,
     workers: Annotated[
         int,
         typer.Option(
@@ -38,10 +35,7 @@ def run(  # noqa: PLR0917 - the command line's options
             help="Archive N chunks at a time; 0 chooses by their sizes.",
         ),
     ] = 0,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print a JSON summary at the end, on standard output."),
-    ] = False,
+    json: JsonOption = False,
 ) -> int:
     r"""Take an inventory, plan what is new, and archive it.
 
@@ -101,8 +95,7 @@ def run(  # noqa: PLR0917 - the command line's options
             f"{'--new-archive' if new_archive else '--report'} is for one source.",
             hint="Name it: caf run SOURCE.",
         )
-    if report and list_bucket:
-        raise UsageError("--report and --list exclude each other.", hint="Give one of them.")
+    exclusive(report=report, list=list_bucket)
     from caf_pipeline.dagster_host.run_source import run_command  # noqa: PLC0415 - loads Dagster
 
     return run_command(

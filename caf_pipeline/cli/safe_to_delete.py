@@ -242,29 +242,25 @@ def _are(count: int) -> str:
 def _print_json(source: str, result: DeletionReport) -> None:
     chunks_read_back, bytes_read_back = result.read_back
     print_json(
-        {
-            "source": source,
-            "objects": result.snapshot.object_count,
-            "bytes": result.snapshot.object_bytes,
-            "safe_objects": result.safe_objects,
-            "safe_bytes": result.safe_bytes,
-            "list": str(result.manifest) if result.manifest else None,
-            "columns": [*result.columns],
-            "gone_keys": result.gone,
-            **result.snapshot.versions_as_json(),
-            "chunks_read_back": chunks_read_back,
-            "bytes_read_back": bytes_read_back,
-            "caution": _CAUTION if result.manifest else None,
-        }
+        source=source,
+        objects=result.snapshot.object_count,
+        bytes=result.snapshot.object_bytes,
+        safe_objects=result.safe_objects,
+        safe_bytes=result.safe_bytes,
+        list=result.manifest,
+        columns=result.columns,
+        gone_keys=result.gone,
+        **result.snapshot.versions_as_json(),
+        chunks_read_back=chunks_read_back,
+        bytes_read_back=bytes_read_back,
+        caution=_CAUTION if result.manifest else None,
     )
     for group in result.not_safe:
         examples = [{"key": key, "detail": detail or None} for key, detail in group.examples]
         print_json(
-            {
-                "reason": str(group.reason),
-                "skip": group.skip or None,
-                "objects": group.objects,
-                "bytes": group.size_bytes,
-                "examples": examples,
-            }
+            reason=group.reason,
+            skip=group.skip or None,
+            objects=group.objects,
+            bytes=group.size_bytes,
+            examples=examples,
         )

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from caf_pipeline.cli.terminal import DryRunOption, JsonOption
 from caf_pipeline.settings import load_settings
 
 
@@ -12,10 +13,8 @@ def setup(
         bool,
         typer.Option("--reset", help="Replace limits that were set before."),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
 ) -> int:
     r"""Prepare DAGSTER_HOME and the limits of Dagster's pools.
 

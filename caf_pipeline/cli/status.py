@@ -10,6 +10,7 @@ from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.cli.opening import known_sources, opened_ledger
 from caf_pipeline.cli.terminal import (
     JsonOption,
+    SourcesArgument,
     counted,
     print_json,
     printable,
@@ -20,15 +21,13 @@ from caf_pipeline.inventory.objects import versions_as_json
 from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount
 from caf_pipeline.settings import load_settings
 from caf_pipeline.store.jackal.storage_forecast import end_warning
-from caf_pipeline.system.quantities import show_age
+from caf_pipeline.system.quantities import show_age, table_lines
 
 CHUNKS_SHOWN: Final = 50  # of a source, without --all
 
 
 def status(
-    source: Annotated[
-        str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
-    ] = None,
+    source: SourcesArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Show every chunk.")] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show progress repeatedly until Ctrl-C.")
@@ -108,16 +107,16 @@ def status(
                     "noticed_keys": noticed,
                     "messages_set_apart": apart,
                     "foreign_transactions": foreign.transactions if foreign else 0,
-                    "unknown_archives": list(foreign.archives) if foreign else [],
+                    "unknown_archives": foreign.archives if foreign else [],
                     "space": [
                         {
                             "account": row.account,
                             "space_bytes": row.space_bytes,
                             "used_bytes": row.used_bytes,
-                            "ends_at": row.ends_at.isoformat() if row.ends_at else None,
-                            "latest_end": row.latest_end.isoformat() if row.latest_end else None,
+                            "ends_at": row.ends_at,
+                            "latest_end": row.latest_end,
                             "balance_ujkl": row.balance,
-                            "read_at": row.read_at.isoformat(),
+                            "read_at": row.read_at,
                             "warning": end_warning(row, now, settings.jackal.warn_days) or None,
                         }
                         for row in plans
@@ -143,54 +142,42 @@ def _print_status_json(
 ) -> None:
     content = account.content if account else None
     print_json(
-        {
-            "source": name,
-            "located_objects": account.located_objects if account else 0,
-            "current_objects": content.current_objects if content else None,
-            "older_objects": content.older_objects if content else None,
-            "gone_objects": content.gone_objects if content else None,
-            "uncounted_objects": content.uncounted_objects if content else None,
-            "left_out": content.left_out if content else None,
-            **(
-                versions_as_json(content.beside, all_versions=content.all_versions)
-                if content
-                else {}
-            ),
-            "inventory_taken_at": content.taken_at.isoformat() if content else None,
-            "located_bytes": account.located_bytes if account else 0,
-            "claimed_objects": account.claimed_objects if account else 0,
-            "skipped": {str(reason): count for reason, count in account.skipped.items()}
-            if account
-            else {},
-            "waiting_objects": account.waiting.as_json() if account and account.waiting else None,
-            "chunks": {str(state): count for state, count in account.chunks.items()}
-            if account
-            else {},
-            **shared,
-            "waiting": [
-                {
-                    "run": run_wait.run,
-                    "chunk": run_wait.wait.chunk or None,
-                    "for": run_wait.wait.what,
-                    "since": run_wait.wait.since.isoformat(),
-                    "ends_by": run_wait.wait.ends_by,
-                }
-                for run_wait in waits
-            ],
-        }
+        source=name,
+        located_objects=account.located_objects if account else 0,
+        current_objects=content.current_objects if content else None,
+        older_objects=content.older_objects if content else None,
+        gone_objects=content.gone_objects if content else None,
+        uncounted_objects=content.uncounted_objects if content else None,
+        left_out=content.left_out if content else None,
+        **(versions_as_json(content.beside, all_versions=content.all_versions) if content else {}),
+        inventory_taken_at=content.taken_at if content else None,
+        located_bytes=account.located_bytes if account else 0,
+        claimed_objects=account.claimed_objects if account else 0,
+        skipped=account.skipped if account else {},
+        waiting_objects=account.waiting.as_json() if account and account.waiting else None,
+        chunks=account.chunks if account else {},
+        **shared,
+        waiting=[
+            {
+                "run": run_wait.run,
+                "chunk": run_wait.wait.chunk or None,
+                "for": run_wait.wait.what,
+                "since": run_wait.wait.since,
+                "ends_by": run_wait.wait.ends_by,
+            }
+            for run_wait in waits
+        ],
     )
     for chunk in chunks:
         print_json(
-            {
-                "chunk": chunk.name,
-                "source": chunk.source,
-                "state": str(chunk.state),
-                "objects": _objects(chunk),
-                "skipped": chunk.skipped_count,
-                "size_bytes": chunk.caf_size_bytes or chunk.expected_size_bytes,
-                "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else None,
-                "reason": chunk.reason or None,
-            }
+            chunk=chunk.name,
+            source=chunk.source,
+            state=chunk.state,
+            objects=_objects(chunk),
+            skipped=chunk.skipped_count,
+            size_bytes=chunk.caf_size_bytes or chunk.expected_size_bytes,
+            merkle_root=chunk.merkle_root,
+            reason=chunk.reason or None,
         )
 
 
@@ -201,13 +188,9 @@ def _print_status(
     waits: Sequence[RunWait],
     everything: bool,
 ) -> None:
-    from rich.console import Console  # noqa: PLC0415  only for tables
-    from rich.table import Table  # noqa: PLC0415
-
-    console = Console(soft_wrap=True, markup=False, highlight=False)
-    console.print(_sentence(name, account))
+    typer.echo(_sentence(name, account))
     for run_wait in waits:
-        console.print(f"run {printable(run_wait.run)}: {printable(run_wait.wait.sentence)}")
+        typer.echo(f"run {printable(run_wait.run)}: {printable(run_wait.wait.sentence)}")
     if not chunks:
         return
     finished = (*IN_GOOD_STANDING, ChunkState.EMPTY)
@@ -220,28 +203,25 @@ def _print_status(
         )
     )
     shown = chunks if everything else chunks[:CHUNKS_SHOWN]
-    table = Table(box=None, pad_edge=False)
-    # Ids are never wrapped, because users copy them.
-    table.add_column("chunk", no_wrap=True, min_width=max(len(chunk.name) for chunk in shown))
-    table.add_column("state")
-    for column in ("objects", "skipped", "size"):
-        table.add_column(column, justify="right")
-    table.add_column("Merkle root")
-    for chunk in shown:
-        table.add_row(
+    rows = (
+        (
             chunk.name,
-            str(chunk.state),
+            chunk.state,
             f"{_objects(chunk):,}",
             f"{chunk.skipped_count:,}",
             show_size(chunk.caf_size_bytes or chunk.expected_size_bytes),
             f"{chunk.merkle_root.hex()[:16]}…" if chunk.merkle_root else "",
         )
-    console.print(table)
+        for chunk in shown
+    )
+    names = ("chunk", "state", "objects", "skipped", "size", "Merkle root")
+    for line in table_lines(names, rows, right=names[2:5]):
+        typer.echo(line)
     for chunk in shown:
         if chunk.reason:
-            console.print(f"{chunk.name} is {chunk.state}: {printable(chunk.reason)}")
+            typer.echo(f"{chunk.name} is {chunk.state}: {printable(chunk.reason)}")
     if len(shown) < len(chunks):
-        console.print(f"… and {len(chunks) - len(shown)} more: caf status {name} --all")
+        typer.echo(f"… and {len(chunks) - len(shown)} more: caf status {name} --all")
 
 
 def _objects(chunk: Chunk) -> int:

@@ -6,8 +6,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,18 @@ from caf_pipeline.system.quantities import counted as counted  # noqa: PLC0414  
 from caf_pipeline.system.quantities import show_size as show_size  # noqa: PLC0414
 from caf_pipeline.waits import LINE_SECONDS
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+ListOption = Annotated[
+    bool,
+    typer.Option("--list", help="List the bucket even if the source has inventory reports."),
+]
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")]
 SourcesArgument = Annotated[
-    str | None, typer.Argument(metavar="[SOURCE]", help="One source; all of caf.toml by default.")
+    str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
 ]
 
 AsOfOption = Annotated[
@@ -137,9 +146,21 @@ def _explained(match: re.Match[str]) -> str:
     return "\n".join(["Exit status:", *lines]) + "\n"
 
 
-def print_json(record: Mapping[str, object]) -> None:
-    """Print a JSON object as one line of ASCII."""
-    sys.stdout.write(json.dumps(record) + "\n")
+def print_json(**record: object) -> None:
+    """Print a JSON object as one line of ASCII: times in ISO 8601, bytes in hex."""
+    sys.stdout.write(json.dumps(record, default=_as_json) + "\n")
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Path | Exception):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def write_bytes(pieces: Iterable[bytes]) -> None:
@@ -164,6 +185,13 @@ def confirm(question: str, *, yes: bool, otherwise: str) -> None:
     if not yes and not typer.confirm(question, err=True):
         note(otherwise)
         raise typer.Exit(1)
+
+
+def exclusive(**options: object) -> None:
+    """Raise UsageError if two of the options are given, named as parameters."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} exclude each other.", hint="Give one of them.")
 
 
 def require_confirmation(*, yes: bool) -> None:

@@ -82,18 +82,16 @@ def _print_json(sources: Sequence[SourceProgress]) -> None:
     for progress in sources:
         states = progress.states.items()
         print_json(
-            {
-                "source": progress.source,
-                "at": progress.at.isoformat(),
-                "chunks": {str(state): sums.chunks for state, sums in states},
-                "objects": {str(state): sums.objects for state, sums in states},
-                "bytes": {str(state): sums.size_bytes for state, sums in states},
-                "window_seconds": round(progress.window_seconds, 3),
-                "window_chunks": progress.recent.chunks,
-                "window_objects": progress.recent.objects,
-                "window_bytes": progress.recent.size_bytes,
-                "bytes_per_second": progress.bytes_per_second,
-                "seconds_left": progress.seconds_left,
-            }
+            source=progress.source,
+            at=progress.at,
+            chunks={state: sums.chunks for state, sums in states},
+            objects={state: sums.objects for state, sums in states},
+            bytes={state: sums.size_bytes for state, sums in states},
+            window_seconds=round(progress.window_seconds, 3),
+            window_chunks=progress.recent.chunks,
+            window_objects=progress.recent.objects,
+            window_bytes=progress.recent.size_bytes,
+            bytes_per_second=progress.bytes_per_second,
+            seconds_left=progress.seconds_left,
         )
     sys.stdout.flush()

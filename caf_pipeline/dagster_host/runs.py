@@ -18,8 +18,6 @@ from dagster import (
     RunRecord,
     RunsFilter,
 )
-from rich.console import Console
-from rich.table import Table
 
 from caf_pipeline.automation.dead_runs import process_lives
 from caf_pipeline.automation.launching import ENDED, UNFINISHED
@@ -30,6 +28,7 @@ from caf_pipeline.errors import NotLocated, first_line, one_line
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.settings import Settings
+from caf_pipeline.system.quantities import table_lines
 from caf_pipeline.wiring import open_ledger
 
 _NO_REASON: Final = "from outside the execution context"
@@ -196,9 +195,8 @@ def _failure(instance: DagsterInstance, run_id: str) -> str:
 
 
 def _print(runs: Sequence[ShownRun]) -> None:
-    console = Console(soft_wrap=True, markup=False, highlight=False)
     if not runs:
-        console.print("no runs")
+        print("no runs")
         return
     rows = [
         (
@@ -210,15 +208,8 @@ def _print(runs: Sequence[ShownRun]) -> None:
         )
         for run in runs
     ]
-    table = Table(box=None, pad_edge=False)
-    for column, cells in zip(
-        ("run", "job or chunk", "ledger", "status", "since"), zip(*rows, strict=True), strict=True
-    ):
-        # Never cut off, since ids and states are copied and parsed.
-        table.add_column(column, no_wrap=True, min_width=max(map(len, cells)))
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    for line in table_lines(("run", "job or chunk", "ledger", "status", "since"), rows):
+        print(line)
     for run in runs:
         if run.result:
-            console.print(f"{run.run_id}: {one_line(run.result)}")
+            print(f"{run.run_id}: {one_line(run.result)}")

@@ -1,5 +1,6 @@
-"""Numbers with a noun, sizes with a unit, and ages."""
+"""Numbers with a noun, sizes with a unit, ages, and tables of them."""
 
+from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import timedelta
 
 
@@ -24,3 +25,20 @@ def show_size(size_bytes: int) -> str:
         if size < 1024:
             return f"{size:.1f} {unit}"
     return f"{size / 1024:.1f} TiB"
+
+
+def table_lines(
+    names: Sequence[str], rows: Iterable[Sequence[str]], *, right: Container[str] = ()
+) -> Iterator[str]:
+    """Yield the lines of a table. No cell is cut or wrapped, because users copy ids.
+
+    The columns named in `right` are aligned at the right.
+    """
+    table = [names, *rows]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    for row in table:
+        cells = (
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(names, row, widths, strict=True)
+        )
+        yield "  ".join(cells).rstrip()

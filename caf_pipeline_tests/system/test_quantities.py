@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import caf_pipeline
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, table_lines
 
 PACKAGE = Path(caf_pipeline.__file__).parent
 COUNTED = r"(chunks|objects|files|copies|locations|claims|members|providers|purchases|sources)"
@@ -25,6 +25,15 @@ COUNTED = r"(chunks|objects|files|copies|locations|claims|members|providers|purc
 )
 def test_a_number_and_its_noun_agree(count, noun, plural, said):
     assert counted(count, noun, plural) == said
+
+
+def test_a_table_cuts_no_cell_and_aligns_numbers_right():
+    rows = [("demo-1a2b3c4d-00001", "5"), ("x", "1,000")]
+    assert [*table_lines(("chunk", "objects"), rows, right=["objects"])] == [
+        "chunk                objects",
+        "demo-1a2b3c4d-00001        5",
+        "x                      1,000",
+    ]
 
 
 @pytest.mark.parametrize(
