@@ -16,7 +16,7 @@ from caf_pipeline.cli.opening import opened_ranges, replacing
 from caf_pipeline.cli.terminal import (
     JsonOption,
     counted,
-    parse_path,
+    output_option,
     print_json,
     show_size,
     write_bytes,
@@ -196,12 +196,8 @@ def salvage(
     file: LogArgument,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            parser=parse_path,
-            metavar="OUT",
-            help="Write a log of the undamaged entries; replaced if it exists.",
+        output_option(
+            "Write a log of the undamaged entries; replaced if it exists.", metavar="OUT"
         ),
     ] = None,
     json: JsonOption = False,

@@ -18,7 +18,7 @@ from caf_pipeline.cli.terminal import (
     JsonOption,
     counted,
     note,
-    parse_path,
+    output_option,
     print_json,
     printable,
     progress,
@@ -197,13 +197,7 @@ def index(
     tar: Tar,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            parser=parse_path,
-            metavar="FILE",
-            help="TAR.index by default, or TAR.co with --embed; replaced if it exists.",
-        ),
+        output_option("TAR.index by default, or TAR.co with --embed; replaced if it exists."),
     ] = None,
     embed: Annotated[
         bool, typer.Option("--embed", help="Write the tar, followed by the index, to one file.")

@@ -4,11 +4,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, status_filter
 from caf_pipeline.cli.opening import opened_lookup, opened_reader
-from caf_pipeline.cli.terminal import SourceArgument, counted, note, parse_path
+from caf_pipeline.cli.terminal import SourceArgument, counted, note, output_option
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.references import require_plain, write_references
@@ -21,16 +19,7 @@ def export_references(
     source: SourceArgument,
     prefix: PrefixArgument = "",
     *,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            parser=parse_path,
-            metavar="FILE",
-            help="The file to write: FILE.json or FILE.parquet.",
-        ),
-    ],
+    output: Annotated[Path, output_option("The file to write: FILE.json or FILE.parquet.")],
     current: CurrentOption = False,
 ) -> None:
     r"""Write the URLs and byte ranges of archived objects.

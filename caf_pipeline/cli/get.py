@@ -11,7 +11,7 @@ from caf_pipeline.cli.terminal import (
     AsOfOption,
     SourceArgument,
     note,
-    parse_path,
+    output_option,
     parse_time,
     printable,
     show_time,
@@ -29,14 +29,7 @@ def get(  # noqa: PLR0917 - the command line's options
         str, typer.Argument(metavar="KEY", help="The object's key in S3, prefix included.")
     ],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            parser=parse_path,
-            metavar="FILE",
-            help="Write to FILE instead of standard output.",
-        ),
+        Path | None, output_option("Write to FILE instead of standard output.")
     ] = None,
     version: Annotated[
         str | None,

@@ -16,7 +16,7 @@ from caf_pipeline.cli.terminal import (
     ask_passphrase,
     counted,
     note,
-    parse_path,
+    output_option,
     print_json,
 )
 from caf_pipeline.encryption.identities import Identities, Identity, encrypt_identity
@@ -29,13 +29,7 @@ from caf_pipeline.system.secret_files import write_secret
 
 def new(
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            parser=parse_path,
-            metavar="FILE",
-            help="Write the identity to FILE instead. It must not exist.",
-        ),
+        Path | None, output_option("Write the identity to FILE instead. It must not exist.")
     ] = None,
     classic: Annotated[
         bool,

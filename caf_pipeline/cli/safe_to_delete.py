@@ -11,6 +11,7 @@ from caf_pipeline.cli.terminal import (
     SourceArgument,
     counted,
     note,
+    output_option,
     parse_path,
     print_json,
     printable,
@@ -65,14 +66,7 @@ _HINTS: Final = {
 def safe_to_delete(
     source: SourceArgument,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            parser=parse_path,
-            metavar="FILE",
-            help="The list; SOURCE-safe-to-delete.csv by default.",
-        ),
+        Path | None, output_option("The list; SOURCE-safe-to-delete.csv by default.")
     ] = None,
     report: Annotated[
         Path | None,

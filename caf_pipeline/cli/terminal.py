@@ -12,7 +12,7 @@ from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -56,6 +56,11 @@ def parse_path(text: str | Path) -> Path:
     if text == "":
         raise UsageError("A path is empty.", hint="'.' is the working folder.")
     return Path(text)
+
+
+def output_option(help_text: str, metavar: str = "FILE") -> Any:  # noqa: ANN401 - as typer.Option
+    """Declare `-o`, the file that a command writes."""
+    return typer.Option("-o", "--output", parser=parse_path, metavar=metavar, help=help_text)
 
 
 def parse_report(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 from mnemonic import Mnemonic
 
-from caf_pipeline.cli.terminal import note, parse_path
+from caf_pipeline.cli.terminal import note, output_option
 from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import load_settings
 from caf_pipeline.store.jackal.wallet import Wallet
@@ -19,13 +19,7 @@ _ENTROPY_BITS: Final = 256  # 24 words
 
 def new(
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            parser=parse_path,
-            metavar="FILE",
-            help="Write the words to FILE instead. It must not exist.",
-        ),
+        Path | None, output_option("Write the words to FILE instead. It must not exist.")
     ] = None,
 ) -> None:
     r"""Make a wallet, and print its address.
