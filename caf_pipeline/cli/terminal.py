@@ -193,10 +193,10 @@ def confirm(question: str, *, yes: bool, otherwise: str) -> None:
 
 
 def exclusive(**options: object) -> None:
-    """Raise UsageError if two of the options are given, named as parameters."""
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
-    if len(given) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} exclude each other.", hint="Give one of them.")
+    """Raise UsageError if two of the options are given; `name` is --name."""
+    names = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if len(names) > 1:
+        raise UsageError(f"{names[0]} and {names[1]} exclude each other.", hint="Give one of them.")
 
 
 def require_confirmation(*, yes: bool) -> None:
