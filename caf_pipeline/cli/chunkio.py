@@ -4,7 +4,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Annotated, Final, Literal
@@ -93,7 +93,7 @@ def list(
             entries = filter(lambda entry: start <= entry.begin < end, log.reader.entries())
         for entry in entries:
             if json:
-                print_json(**_as_json(entry))
+                print_json(**asdict(entry))
             else:
                 print(_line(entry))
 
@@ -241,7 +241,7 @@ def salvage(
                         out.write(piece)
             if json:
                 print_json(
-                    **_as_json(entry),
+                    **asdict(entry),
                     reachable=salvaged.reachable,
                     content_right=salvaged.content_right,
                     inside=salvaged.inside,
@@ -295,15 +295,6 @@ def _pieces(file: IO[bytes]) -> Iterator[bytes]:
     file.seek(0)
     while piece := file.read(_PIECE_BYTES):
         yield piece
-
-
-def _as_json(entry: LogEntry) -> dict[str, object]:
-    return {
-        "begin": entry.begin,
-        "end": entry.end,
-        "user_data": entry.user_data,
-        "content_size_bytes": entry.content_size_bytes,
-    }
 
 
 def _line(entry: LogEntry) -> str:

@@ -91,27 +91,13 @@ def _as_json(archive: ArchiveMetadata, file_size: int, records: int) -> dict[str
             ]
         },
         "TimestampDictionary": {
-            "ranges": [
-                {
-                    "key": times.key,
-                    "column_ids": times.column_ids,
-                    "encoding": times.encoding,
-                    "begin": times.begin,
-                    "end": times.end,
-                }
-                for times in archive.time_ranges
-            ],
-            "patterns": [
-                {"id": pattern.id, "pattern": pattern.pattern} for pattern in archive.patterns
-            ],
+            "ranges": archive.time_ranges,
+            "patterns": archive.patterns,
         },
         "RangeIndex": None
         if inputs is None
         else [{"s": entry.s, "e": entry.e, "f": entry.fields} for entry in inputs],
-        "sections": [
-            {"name": section.name, "offset": section.offset, "size": section.size}
-            for section in sections
-        ],
+        "sections": sections,
         "inputs": None if inputs is None else len(inputs),
         "records": records,
     }
