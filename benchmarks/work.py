@@ -193,8 +193,7 @@ def plan_again(inventory: str, folder: str) -> dict[str, Any]:
     exception_count = find_exceptions(snapshot, identified, *files, work_folder / "found.parquet")
     delta = not_yet_archived(identified.unsettled, files[0], work_folder / "delta.parquet")
     return {
-        "settled": identified.settled_count,
-        "objects": delta.object_count + exception_count + len(ended_skips(delta.path, files[0])),
+        "objects": delta.object_count + exception_count + len(ended_skips(delta.path, files[0]))
     }
 
 

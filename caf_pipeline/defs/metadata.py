@@ -358,7 +358,6 @@ def accounting_metadata(account: Accounting) -> Metadata:
         "older": account.older,
         "gone": account.gone,
         "in_two_places": account.in_two_places,
-        "planned_twice": account.planned_twice,
         **left_out(account.left_out),
         **skips(account.skipped),
         "examples": table({"key": "string"}, [(key,) for key in account.examples]),

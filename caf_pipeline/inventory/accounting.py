@@ -1,6 +1,7 @@
 """Recomputes from the files alone what became of each object of a snapshot.
 
-Source: promise 2 in docs/explanation/design.md.
+It takes nothing from planning, so it counts what planning lost or took twice. Source: promise 2 in
+docs/explanation/design.md.
 """
 
 from collections import Counter
@@ -12,7 +13,8 @@ from typing import Any, Final
 
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.key_windows import ALL_KEYS, KeyWindow, bounded, key_windows
-from caf_pipeline.inventory.snapshot import inventory_query, show_objects
+from caf_pipeline.inventory.objects import TIME_FORMAT
+from caf_pipeline.inventory.snapshot import inventory_query, verify_snapshot
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
 
 EXAMPLES: Final = 10
@@ -25,7 +27,7 @@ class Accounting:
     `objects` are `located + claimed + all skipped + all left out + unaccounted`.
 
     Attributes:
-        claimed: by a chunk under way, or in the plan.
+        claimed: by a chunk under way.
         skipped: by reason; neither located, claimed nor left out.
         left_out: by filter; neither located nor claimed.
         in_two_places: located and claimed; they count as located.
@@ -42,8 +44,6 @@ class Accounting:
     skipped: Mapping[str, int]
     unaccounted: int
     in_two_places: int
-    planned_twice: int
-    planned_unlisted: int
     examples: Sequence[str]
     current: int = 0
     older: int = 0
@@ -52,19 +52,16 @@ class Accounting:
 
     @property
     def holds(self) -> bool:
-        """True if every object is in exactly one place, and the plan has no others."""
-        return not (
-            self.unaccounted or self.in_two_places or self.planned_twice or self.planned_unlisted
-        )
+        """True if every object is in exactly one place."""
+        return not (self.unaccounted or self.in_two_places)
 
 
 # One pass with one aggregate over all facts. Joins took more than twice as long.
 _PLACES: Final = f"""
     WITH facts AS (
         SELECT
-            CASE WHEN is_supported(key) THEN key ELSE encode(percent_encode(key)) END AS key,
+            recorded_key AS key,
             object_version,
-            NOT is_supported(key) AS encoded,
             'listed' AS fact,
             NULL AS reason,
             false AS is_late,
@@ -75,30 +72,25 @@ _PLACES: Final = f"""
         SELECT
             key,
             object_version,
-            reason IS NOT DISTINCT FROM 'unsupported_key',
             standing,
             reason,
             is_late,
             NULL,
             false
         FROM standing
-        UNION ALL
-        SELECT key, object_version, false, 'planned', NULL, false, NULL, false
-        FROM plan
     ),
     objects AS (
         SELECT
             key,
             count(*) FILTER (fact = 'listed') AS listed,
             bool_or(fact = 'located') AS located,
-            bool_or(fact IN ('claimed', 'planned')) AS claimed,
-            count(*) FILTER (fact = 'planned') AS planned,
+            bool_or(fact = 'claimed') AS claimed,
             max(reason) FILTER (fact = 'skipped') AS reason,
             bool_and(is_late) FILTER (fact = 'located') AS is_late,
             max(left_out) AS left_out,
             bool_or(is_latest) AS is_latest
         FROM facts
-        GROUP BY key, object_version, encoded
+        GROUP BY key, object_version
     )
     SELECT
         listed > 0,
@@ -108,8 +100,6 @@ _PLACES: Final = f"""
         reason,
         left_out,
         sum(listed),
-        count(*) FILTER (planned > 0),
-        count(*) FILTER (planned > 1),
         min(key, {EXAMPLES}) FILTER (
             listed > 0
             AND NOT located
@@ -129,21 +119,17 @@ _GONE: Final = """
         AND (NOT is_late OR (key, object_version) IN (SELECT (key, object_version) FROM snapshot))
         AND (
             key NOT IN (SELECT key FROM snapshot)
-            OR key IN (SELECT key FROM marker WHERE is_latest)
+            OR key IN (SELECT key FROM listed WHERE is_delete_marker AND is_latest)
             AND key NOT IN (SELECT key FROM snapshot WHERE is_latest)
         )"""
 
 # A late location is replaced if the snapshot lists something newer under its key.
-_LATE: Final = """
-    SELECT key, object_version, last_modified
-    FROM window_standing
-    WHERE standing = 'located'
-        AND is_late"""
 _REPLACED: Final = """
     SELECT DISTINCT key, late.object_version
-    FROM late
-    JOIN whole_snapshot AS listed USING (key)
-    WHERE {within}
+    FROM window_standing AS late
+    JOIN listed USING (key)
+    WHERE late.standing = 'located'
+        AND late.is_late
         AND listed.last_modified > late.last_modified"""
 _WITHOUT_REPLACED: Final = """
     SELECT * REPLACE (
@@ -152,16 +138,54 @@ _WITHOUT_REPLACED: Final = """
     )
     FROM window_standing"""
 
-_NO_PLAN: Final = "SELECT key, object_version FROM whole_snapshot WHERE false"
+# Objects with located bytes that were written again: see docs/decisions/0014-what-is-current.md.
+_WRITTEN_AGAIN: Final = """
+    WITH located AS (FROM window_standing WHERE standing = 'located'),
+    claimed AS (FROM window_standing WHERE standing = 'claimed')
+    SELECT key, object_version, last_modified, object_version || ':' AS bytes
+    FROM objects
+    ANTI JOIN located USING (key, object_version, last_modified)
+    ANTI JOIN claimed USING (key, object_version)
+    SEMI JOIN located AS earlier
+        ON earlier.key = objects.key
+        AND starts_with(earlier.object_version || ':', objects.object_version || ':')
+    WHERE version_id IS NULL"""
+_REWRITTEN: Final = f"""
+    WITH compared AS (
+        SELECT
+            again.*,
+            bytes || strftime(make_timestamp(epoch_us(again.last_modified)), '{TIME_FORMAT}')
+                AS with_time,
+            arg_max(exception.object_version, stated_at) AS equal
+        FROM written_again AS again
+        LEFT JOIN whole_exception AS exception
+            ON exception.key = again.key
+            AND exception.last_modified = again.last_modified
+            AND starts_with(exception.object_version || ':', bytes)
+        GROUP BY ALL
+    ),
+    recorded AS (SELECT (key, object_version) AS object, standing FROM window_standing)
+    SELECT
+        key,
+        object_version,
+        CASE
+            WHEN (key, with_time) NOT IN (SELECT object FROM recorded WHERE standing <> 'skipped')
+                AND (key, equal) IN (SELECT object FROM recorded WHERE standing = 'located')
+                THEN equal
+            ELSE with_time
+        END AS identity
+    FROM compared"""
+_IDENTIFIED: Final = """
+    SELECT * EXCLUDE (identity) REPLACE (coalesce(identity, object_version) AS object_version)
+    FROM objects
+    LEFT JOIN rewritten USING (key, object_version)"""
 
 
 def account_for_files(
     snapshot: Path,
     standing: Path,
-    plan: Path | None = None,
+    exceptions: Path,
     *,
-    settled_count: int = 0,
-    unsettled_keys: Path | None = None,
     within: KeyWindow = ALL_KEYS,
     silent_from: datetime | None = None,
     filters: ObjectFilter = NO_FILTER,
@@ -170,14 +194,14 @@ def account_for_files(
 ) -> Accounting:
     """Recompute what became of each object of a snapshot. Spills go beside the snapshot.
 
-    `standing` has STANDING_SCHEMA, and may lack the `plan`, a file with `key` and `object_version`.
-    `snapshot` lacks `settled_count` objects, whose listed content is located. Only `unsettled_keys`
-    of `standing` are read; None: all. `due_skips` counts due skips, which a plan would take. Raises
-    IntegrityError and StagingError.
+    `standing` has STANDING_SCHEMA, `exceptions` EXCEPTION_SCHEMA. `due_skips` counts due skips,
+    which a plan would take. Raises IntegrityError and StagingError.
     """
+    verify_snapshot(snapshot)
     with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
         query.table("whole_snapshot", snapshot)
         query.table("standing_rows", standing)
+        query.table("whole_exception", exceptions)
         is_late = "false"
         if silent_from:
             time = silent_from.isoformat()
@@ -188,36 +212,36 @@ def account_for_files(
             FROM standing_rows
             WHERE {"true" if due_skips else "NOT due"}""",
         )
-        if plan:
-            query.table("whole_plan", plan)
-        else:
-            query.view("whole_plan", _NO_PLAN)
-        if unsettled_keys:
-            query.table("whole_unsettled", unsettled_keys)
         rows: list[tuple[Any, ...]] = []
         gone = 0
         places = _PLACES.replace("{left_out}", filters.sql)
-        for window in key_windows(unsettled_keys or snapshot, within):
-            if _show_window(query, window, unsettled_keys):
-                window_rows = query.rows(places)
-                if any(
-                    located and not (listed and is_latest)
-                    for listed, located, is_latest, *_ in window_rows
-                ):
-                    gone += query.rows(_GONE)[0][0]
-                rows += window_rows
+        for window in key_windows(snapshot, within, known=standing):
+            _show_window(query, window)
+            window_rows = query.rows(places)
+            if any(
+                located and not (listed and is_latest)
+                for listed, located, is_latest, *_ in window_rows
+            ):
+                gone += query.rows(_GONE)[0][0]
+            rows += window_rows
         # Unsupported keys are few, and their encoded form has another order.
-        show_objects(query, "NOT is_supported(key)")
+        query.view(
+            "snapshot",
+            """SELECT *, encode(percent_encode(key)) AS recorded_key
+            FROM whole_snapshot
+            WHERE NOT is_delete_marker
+                AND NOT is_supported(key)""",
+        )
         query.view("standing", "SELECT * FROM whole_standing WHERE reason = 'unsupported_key'")
-        query.view("plan", _NO_PLAN)
         rows += query.rows(places)
-        return _accounting(rows, gone, settled_count)
+        return _accounting(rows, gone)
 
 
-def _accounting(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) -> Accounting:
-    numbers = dict.fromkeys(("claimed", "unaccounted", "in_two_places", "planned_twice"), 0)
-    numbers |= dict.fromkeys(("objects", "located", "current"), settled_count)
-    planned_unlisted = not_current = 0
+def _accounting(rows: Iterable[tuple[Any, ...]], gone: int) -> Accounting:
+    numbers = dict.fromkeys(
+        ("objects", "located", "claimed", "unaccounted", "in_two_places", "current"), 0
+    )
+    not_current = 0
     skipped: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
     examples: list[str] = []
@@ -229,8 +253,6 @@ def _accounting(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) 
         reason,
         left_out_by,
         objects,
-        planned,
-        planned_twice,
         unaccounted,
         identities,
     ) in rows:
@@ -239,10 +261,8 @@ def _accounting(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) 
             numbers["current"] += identities if is_current else 0
             not_current += 0 if is_current else identities
         if not listed:
-            planned_unlisted += planned
             continue
         numbers["objects"] += objects
-        numbers["planned_twice"] += planned_twice
         numbers["in_two_places"] += objects if located and claimed else 0
         if left_out_by is not None and not located and not claimed:
             left_out[left_out_by] += int(objects)
@@ -254,7 +274,6 @@ def _accounting(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) 
     return Accounting(
         **{name: int(number) for name, number in numbers.items()},
         skipped={reason: skipped[reason] for reason in sorted(skipped)},
-        planned_unlisted=int(planned_unlisted),
         examples=sorted(examples, key=str.encode)[:EXAMPLES],
         older=not_current - gone,
         gone=gone,
@@ -262,21 +281,18 @@ def _accounting(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) 
     )
 
 
-def _show_window(query: Query, window: KeyWindow, unsettled_keys: Path | None) -> bool:
+def _show_window(query: Query, window: KeyWindow) -> None:
     within = bounded(window)
-    show_objects(query, f"{within} AND is_supported(key)")
-    query.view("plan", f"SELECT * FROM whole_plan WHERE {within}")
-    condition = f"{within} AND reason IS DISTINCT FROM 'unsupported_key'"
-    if unsettled_keys:
-        if not query.hold(
-            "unsettled",
-            f"SELECT key FROM whole_unsettled WHERE {within} UNION SELECT key FROM plan",
-        ):
-            return False
-        condition += " AND key IN (FROM unsettled)"
-    query.view("window_standing", f"SELECT * FROM whole_standing WHERE {condition}")
-    replaced = query.hold("late", _LATE) and query.hold(
-        "replaced", _REPLACED.replace("{within}", within)
+    query.view("listed", f"SELECT *, key AS recorded_key FROM whole_snapshot WHERE {within}")
+    query.view(
+        "window_standing",
+        f"""SELECT *
+        FROM whole_standing
+        WHERE {within}
+            AND reason IS DISTINCT FROM 'unsupported_key'""",
     )
-    query.view("standing", _WITHOUT_REPLACED if replaced else "FROM window_standing")
-    return True
+    query.view("objects", "FROM listed WHERE NOT is_delete_marker AND is_supported(key)")
+    rewritten = query.hold("written_again", _WRITTEN_AGAIN) and query.hold("rewritten", _REWRITTEN)
+    query.hold("replaced", _REPLACED)
+    query.view("snapshot", _IDENTIFIED if rewritten else "FROM objects")
+    query.view("standing", _WITHOUT_REPLACED)

@@ -173,7 +173,6 @@ class IdentifiedSnapshot:
     to_compare: Path
     to_compare_count: int
     unsettled: Path
-    settled_count: int = 0
     unsettled_keys: Path | None = None
 
 
@@ -196,7 +195,7 @@ def identify(
     rewritten, to_compare = (
         out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare")
     )
-    unsettled, settled_count, unsettled_keys = snapshot.path, 0, None
+    unsettled, unsettled_keys = snapshot.path, None
     with _query(snapshot.path, standing, exceptions, out, budget) as query:
 
         def rewritten_rows() -> Iterator[pa.RecordBatch]:
@@ -210,9 +209,7 @@ def identify(
                 out.with_name(f"{out.stem}.{kind}.parquet")
                 for kind in ("unsettled", "unsettled_keys")
             )
-            settled_count = _write_unsettled(
-                query, snapshot, (standing, exceptions), unsettled, unsettled_keys
-            )
+            _write_unsettled(query, snapshot, (standing, exceptions), unsettled, unsettled_keys)
             query.table("whole_unsettled", unsettled_keys)
         else:
             verify_snapshot(snapshot.path)
@@ -227,9 +224,7 @@ def identify(
                 AND {filters.sql} IS NULL"""
         waiting = write_whole(query.batches(comparing), to_compare, SNAPSHOT_SCHEMA)
         if not changed.row_count:
-            return IdentifiedSnapshot(
-                snapshot.path, to_compare, 0, unsettled, settled_count, unsettled_keys
-            )
+            return IdentifiedSnapshot(snapshot.path, to_compare, 0, unsettled, unsettled_keys)
 
         def identified(path: Path) -> Iterator[pa.RecordBatch]:
             query.table("whole_listed", path)
@@ -240,9 +235,7 @@ def identify(
 
         write_whole(identified(snapshot.path), out, SNAPSHOT_SCHEMA)
         write_whole(identified(unsettled), unsettled, SNAPSHOT_SCHEMA)
-    return IdentifiedSnapshot(
-        out, to_compare, waiting.row_count, unsettled, settled_count, unsettled_keys
-    )
+    return IdentifiedSnapshot(out, to_compare, waiting.row_count, unsettled, unsettled_keys)
 
 
 # A key that is not listed, or whose latest version is a delete marker, is deleted: ''. Only a
@@ -425,8 +418,8 @@ def _write_unsettled(
     files: tuple[Path, Path],
     unsettled: Path,
     unsettled_keys: Path,
-) -> int:
-    """Write the unsettled objects and keys; return the number of settled keys.
+) -> None:
+    """Write the unsettled objects and keys.
 
     A key is settled if one listed object and one ledger row agree, and it has no exception. Their
     columns are read here with checksums, which DuckDB does not compare.
@@ -467,7 +460,6 @@ def _write_unsettled(
         objects.publish()
     finally:
         objects.abort()
-    return listed_count - objects.row_count
 
 
 def _facts(snapshot: Snapshot, standing: Path, exceptions: Path) -> Iterator[_WindowFacts]:

@@ -391,12 +391,6 @@ def inventory_query(path: Path, budget: QueryBudget) -> Query:
     )
 
 
-def show_objects(query: Query, within: str) -> None:
-    """Create the views `snapshot` and `marker` (delete markers)."""
-    query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE NOT is_delete_marker AND {within}")
-    query.view("marker", f"SELECT * FROM whole_snapshot WHERE is_delete_marker AND {within}")
-
-
 def snapshot_batch(page: Sequence[S3Object]) -> pa.RecordBatch:
     """Return objects as rows of SNAPSHOT_SCHEMA."""
     columns = [[getattr(obj, name) for obj in page] for name in SNAPSHOT_SCHEMA.names]

@@ -22,7 +22,6 @@ from caf_pipeline.encryption.sealing import PRIVATE_LIMITS
 from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
 from caf_pipeline.inventory.current import (
-    IdentifiedSnapshot,
     find_exceptions,
     identify,
     read_exceptions,
@@ -141,20 +140,22 @@ def record_current(
     comparison, rewritten = Comparison(), folder / "not_proven.parquet"
     filters = filters_of(context, snapshot)
     compared = NO_FILTER if compares_left_out else filters
-    files, identified = identify_objects(context, snapshot, folder, filters=compared)
+    files, output = export_state(context, folder), folder / "identified.parquet"
+    identified = identify(snapshot, *files, output, filters=compared)
     if identified.to_compare_count:
         comparison = compare_headers(
             context, lease, inventory, identified.to_compare, rewritten=rewritten
         )
-        files, identified = identify_objects(context, snapshot, folder, filters=compared)
+        files = export_state(context, folder)
+        identified = identify(snapshot, *files, output, filters=compared)
     else:
         write_whole((), rewritten, REWRITTEN_SCHEMA)
-    output = folder / "found.parquet"
+    exceptions = folder / "found.parquet"
     superseded = context.ledger.content.later_inventories(inventory)
     count = find_exceptions(
-        snapshot, identified, *files, output, superseded=superseded, filters=filters
+        snapshot, identified, *files, exceptions, superseded=superseded, filters=filters
     )
-    context.ledger.content.record_planned(inventory, read_exceptions(output))
+    context.ledger.content.record_planned(inventory, read_exceptions(exceptions))
     return CurrentContent(
         identified.path, identified.unsettled, files[0], comparison, rewritten, count
     )
@@ -172,18 +173,8 @@ def _record_of(snapshot: Snapshot) -> InventoryRecord:
     )
 
 
-def identify_objects(
-    context: RunContext,
-    snapshot: Snapshot,
-    folder: Path,
-    *,
-    in_ledger: bool = True,
-    filters: ObjectFilter = NO_FILTER,
-) -> tuple[tuple[Path, Path], IdentifiedSnapshot]:
-    """Export standings and exceptions from the ledger, and identify the snapshot's objects.
-
-    `in_ledger` is False if the ledger lacks the source. Filtered objects are not to be compared.
-    """
+def export_state(context: RunContext, folder: Path, *, in_ledger: bool = True) -> tuple[Path, Path]:
+    """Export standings and exceptions; none if the ledger lacks the source."""
     standing, exceptions = folder / "standing", folder / "exceptions.parquet"
     if in_ledger:
         export_standing(context, standing)
@@ -191,8 +182,7 @@ def identify_objects(
     else:
         write_whole((), standing, STANDING_SCHEMA)
         write_whole((), exceptions, EXCEPTION_SCHEMA)
-    files = standing, exceptions
-    return files, identify(snapshot, *files, folder / "identified.parquet", filters=filters)
+    return standing, exceptions
 
 
 def export_standing(context: RunContext, folder: Path) -> None:
@@ -386,12 +376,9 @@ def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
     The ledger stores it if the snapshot is complete.
     """
     with temporary_folder(context) as folder, reading(snapshot.path):
-        (standing, _), identified = identify_objects(context, snapshot, folder)
         accounting = account_for_files(
-            identified.unsettled,
-            standing,
-            settled_count=identified.settled_count,
-            unsettled_keys=identified.unsettled_keys,
+            snapshot.path,
+            *export_state(context, folder),
             within=snapshot.keys,
             # A sensor's plan may have archived later objects.
             silent_from=snapshot.silent_from or snapshot.taken_at,

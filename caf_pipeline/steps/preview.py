@@ -26,9 +26,10 @@ from caf_pipeline.errors import (
     with_hint,
 )
 from caf_pipeline.inventory.accounting import account_for_files
+from caf_pipeline.inventory.current import identify
 from caf_pipeline.inventory.cutting import MAX_CHUNKS
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.inventory.plan import OBJECTS_FILE, ChunkPlan
+from caf_pipeline.inventory.plan import ChunkPlan
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
 from caf_pipeline.inventory.remaining import not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot
@@ -198,11 +199,10 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
     in_ledger = context.source in context.ledger.lookup.sources()
     with planning.temporary_folder(context) as folder, reading(snapshot.path):
         filters = planning.filters_of(context, snapshot)
-        (standing, _), identified = planning.identify_objects(
-            context, snapshot, folder, in_ledger=in_ledger, filters=filters
-        )
+        state = planning.export_state(context, folder, in_ledger=in_ledger)
+        identified = identify(snapshot, *state, folder / "identified.parquet", filters=filters)
         delta = not_yet_archived(
-            identified.unsettled, standing, folder / "wanted.parquet", filters=filters
+            identified.unsettled, state[0], folder / "wanted.parquet", filters=filters
         )
         files = folder / "plan"
         files.mkdir()
@@ -217,18 +217,14 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
             context, snapshot, delta.path, files, terms, in_ledger=in_ledger
         )
         account = account_for_files(
-            identified.unsettled,
-            standing,
-            files / OBJECTS_FILE,
-            settled_count=identified.settled_count,
-            unsettled_keys=identified.unsettled_keys,
+            snapshot.path,
+            *state,
             within=snapshot.keys,
             filters=filters,
             due_skips=False,
         )
         statistics = plan_statistics([files], part_bytes=part_of(context.settings.packing))
         tail = plan.waiting
-        in_plan = plan.object_count + (tail.chunk.object_count if tail else 0)
         skipped = Counter(account.skipped)
         skipped[SkipReason.UNSUPPORTED_KEY] += delta.unsupported_count
         skipped[SkipReason.TOO_LARGE] += plan.too_large_count
@@ -239,7 +235,7 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
         return PlanPreview(
             snapshot=snapshot,
             located=account.located,
-            claimed=account.claimed - in_plan,
+            claimed=account.claimed,
             left_out=account.left_out,
             skipped={
                 str(reason): skipped[reason]

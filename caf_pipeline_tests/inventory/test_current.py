@@ -17,10 +17,16 @@ from caf_pipeline.errors import IntegrityError
 from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.current import identify
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
-from caf_pipeline.inventory.objects import S3Object, is_supported
+from caf_pipeline.inventory.objects import S3Object, is_supported, rewritten_version
 from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot, SnapshotWriter, read_objects
-from caf_pipeline_tests.support.snapshots import damage_page, use_small_windows
+from caf_pipeline.inventory.snapshot import (
+    SNAPSHOT_SCHEMA,
+    Snapshot,
+    SnapshotWriter,
+    has_rows,
+    read_objects,
+)
+from caf_pipeline_tests.support.snapshots import damage_page, use_small_windows, write_exceptions
 
 MOMENT = datetime(2026, 11, 1, tzinfo=UTC)
 EARLIER = MOMENT - timedelta(days=1)
@@ -188,7 +194,7 @@ def test_lost_rows_and_locations_do_not_seem_settled(
 def test_a_settled_inventory_is_read_in_few_columns(tmp_path):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
     damage_page(snapshot.path, "storage_class")
-    assert identify(snapshot, *files).settled_count == snapshot.row_count
+    assert not has_rows(identify(snapshot, *files).unsettled)
 
 
 KEYS = [b"a", b"b", b"b\xff", b"c", b"d", b"e\0", "\u00e9".encode()]
@@ -201,14 +207,26 @@ some_objects = st.builds(
     last_modified=st.sampled_from([EARLIER, MOMENT]),
     is_latest=st.integers(0, 4).map(bool),
 )
+some_known_keys = st.sampled_from([key for key in KEYS if is_supported(key)])
+some_versions = st.sampled_from(
+    ["etag:e:1", "etag:f:1", rewritten_version("etag:e:1", EARLIER), "etag:e:12"]
+)
 some_known = st.fixed_dictionaries(
     {
-        "key": st.sampled_from([key for key in KEYS if is_supported(key)]),
-        "object_version": st.sampled_from(["etag:e:1", "etag:f:1"]),
+        "key": some_known_keys,
+        "object_version": some_versions,
         "standing": st.sampled_from(["located", "located", "located", "claimed", "skipped"]),
         "reason": st.none(),
         "due": st.booleans(),
         "last_modified": st.sampled_from([EARLIER, MOMENT, None]),
+    }
+)
+some_stated = st.fixed_dictionaries(
+    {
+        "key": some_known_keys,
+        "stated_at": st.just(MOMENT),
+        "object_version": some_versions,
+        "last_modified": st.sampled_from([EARLIER, MOMENT]),
     }
 )
 
@@ -217,11 +235,12 @@ some_known = st.fixed_dictionaries(
 @given(
     st.lists(some_objects, max_size=12),
     st.lists(st.lists(some_known, max_size=6), min_size=1, max_size=2),
+    st.lists(some_stated, max_size=3, unique_by=lambda row: (row["key"], row["last_modified"])),
     st.booleans(),
 )
-@settings(max_examples=10)
-def test_settled_keys_do_not_change_the_result(objects, recorded, all_located):
-    """`recorded` are files of a standing in any order.
+@settings(max_examples=20)
+def test_settled_keys_do_not_change_the_result(objects, recorded, stated, all_located):
+    """The accounting finds the same identities. `recorded` are files of a standing in any order.
 
     `all_located` adds a file with every listed object.
     """
@@ -242,9 +261,18 @@ def test_settled_keys_do_not_change_the_result(objects, recorded, all_located):
             }
             for obj in listed
         )
+        files = [*recorded]
+        if all_located:
+            files.append([LOCATED | row for row in as_listed if is_supported(row["key"])])
+        located: dict[tuple[bytes, str], object] = {}
         files = [
-            *recorded,
-            [LOCATED | row for row in as_listed if is_supported(row["key"])] if all_located else [],
+            [
+                row
+                for row in rows
+                if row["standing"] != "located"
+                or located.setdefault((row["key"], row["object_version"]), row) is row
+            ]
+            for rows in files
         ]
         standing, exceptions = folder / "standing", folder / "exceptions.parquet"
         standing.mkdir()
@@ -254,7 +282,7 @@ def test_settled_keys_do_not_change_the_result(objects, recorded, all_located):
                 standing / f"{number}.parquet",
                 row_group_size=2,
             )
-        pq.write_table(EXCEPTION_SCHEMA.empty_table(), exceptions)
+        write_exceptions(exceptions, *stated)
         identified = identify(snapshot, standing, exceptions, folder / "identified.parquet")
         facts = defaultdict(list)
         for obj in listed:
@@ -263,6 +291,8 @@ def test_settled_keys_do_not_change_the_result(objects, recorded, all_located):
             facts[row["key"]].append(
                 (row["object_version"], row["last_modified"], row["standing"] == "located")
             )
+        for row in stated:
+            facts[row["key"]].append((None, None, False))
         settled = {
             key for key, (obj, *rest) in facts.items() if rest == [obj] and obj[2] and obj[1]
         }
@@ -272,7 +302,6 @@ def test_settled_keys_do_not_change_the_result(objects, recorded, all_located):
             assert sorted(keys) == sorted(
                 key for key in facts.keys() - settled if is_supported(key)
             )
-            assert identified.settled_count == len(settled)
             expected = [obj for obj in read_objects(identified.path) if obj.key not in settled]
             assert list(read_objects(identified.unsettled)) == expected
         taken, of_all = (
@@ -283,16 +312,18 @@ def test_settled_keys_do_not_change_the_result(objects, recorded, all_located):
             of_all.object_count,
             of_all.unsupported_count,
         )
-        account = account_for_files(identified.path, standing, taken.path, silent_from=MOMENT)
-        apart = {
-            "settled_count": identified.settled_count,
-            "unsettled_keys": identified.unsettled_keys,
+        account = account_for_files(snapshot.path, standing, exceptions, silent_from=MOMENT)
+        claimed = {
+            (row["key"], row["object_version"])
+            for rows in files
+            for row in rows
+            if row["standing"] == "claimed"
         }
-        assert (
-            account_for_files(
-                identified.unsettled, standing, taken.path, silent_from=MOMENT, **apart
-            )
-            == account
+        identities = {(obj.key, obj.object_version) for obj in read_objects(identified.path)}
+        assert (account.objects, account.located, account.claimed) == (
+            len(listed),
+            len(identities & located.keys()),
+            len(identities & claimed - located.keys()),
         )
         assert account.older >= 0
         assert ended_skips(identified.unsettled, standing) == ended_skips(identified.path, standing)

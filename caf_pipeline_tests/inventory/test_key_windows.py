@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.errors import IntegrityError
+from caf_pipeline.inventory import key_windows as key_windows_module
 from caf_pipeline.inventory.key_windows import key_windows
 from caf_pipeline.inventory.keyed_rows import KeyedRows
 from caf_pipeline.inventory.snapshot import SnapshotWriter
@@ -41,3 +42,10 @@ def test_a_file_whose_rows_lost_their_keys_is_damaged(tmp_path):
     pq.write_table(pa.table({"key": pa.nulls(3, pa.binary())}), tmp_path / "s.parquet")
     with pytest.raises(IntegrityError, match=r"s\.parquet"):
         KeyedRows(tmp_path / "s.parquet", ["key"])
+
+
+def test_windows_need_no_statistics(tmp_path, monkeypatch):
+    monkeypatch.setattr(key_windows_module, "WINDOW_ROWS", 1)
+    keys = pa.table({"key": pa.array([b"a", b"b"], pa.binary())})
+    pq.write_table(keys, tmp_path / "s.parquet", write_statistics=False)
+    assert list(key_windows(tmp_path / "s.parquet")) == [(None, b"b"), (b"b", None)]

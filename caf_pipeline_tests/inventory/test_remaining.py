@@ -21,6 +21,7 @@ from caf_pipeline_tests.support.snapshots import (
     sources,
     thing,
     use_small_windows,
+    write_exceptions,
     write_snapshot,
     write_standing,
 )
@@ -80,7 +81,7 @@ def test_a_key_equal_to_an_encoded_key_is_distinct(tmp_path):
     delta = not_yet_archived(snapshot.path, standing, tmp_path / "out.parquet")
     assert [obj.key for obj in read_objects(delta.path)] == [b"%FF"]
     assert delta.unsupported_count == 0
-    account = account_for_files(snapshot.path, standing)
+    account = account_for_files(snapshot.path, standing, write_exceptions(tmp_path / "e.parquet"))
     assert (account.unaccounted, account.skipped, account.examples) == (
         1,
         {"unsupported_key": 1},

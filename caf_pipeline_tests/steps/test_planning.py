@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
+import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
@@ -105,6 +106,21 @@ def test_a_plan_that_would_have_too_many_chunks_becomes_several(run_context, sou
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
     assert context.ledger.chunks.account("src").located_objects == 30
+
+
+def test_check_finds_what_planning_lost(run_context, source, monkeypatch):
+    context, identify = run_context(), planning.identify
+    archive_everything(context)
+    source.bodies |= {"new": b"1", "too new": b"2"}
+
+    def lose_an_object(*args, **options):
+        identified = identify(*args, **options)
+        pq.write_table(pq.read_table(identified.unsettled).slice(1), identified.unsettled)
+        return identified
+
+    monkeypatch.setattr(planning, "identify", lose_an_object)
+    account = account_for_plan(context, plan(context))
+    assert (account.holds, account.unaccounted, account.examples) == (False, 1, ["new"])
 
 
 def test_last_plan_after_second_planning_has_each_object_once(run_context):
@@ -467,14 +483,14 @@ def test_snapshots_from_future_clock_do_not_hide_later_ones(run_context, source,
 def test_snapshot_in_use_is_kept_despite_newer_ones(run_context, monkeypatch, read):
     context = run_context()
     snapshot = inventories.take_inventory(context)
-    identify = planning.identify_objects
+    export = planning.export_state
 
-    def identify_slowly(*args, **known):
+    def export_slowly(*args, **known):
         for _ in range(inventories.WHOLE_KEPT):
             inventories.take_inventory(context, to_plan=False)
-        return identify(*args, **known)
+        return export(*args, **known)
 
-    monkeypatch.setattr(planning, "identify_objects", identify_slowly)
+    monkeypatch.setattr(planning, "export_state", export_slowly)
     assert read(context, snapshot)
     inventories.take_inventory(context)
     assert not snapshot.path.exists()

@@ -1,5 +1,6 @@
 """Snapshots and standings of few rows, as files."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from caf_pipeline.inventory import key_windows, remaining
-from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
+from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.inventory.snapshot import Snapshot, SnapshotWriter
 from caf_pipeline.system import parquet
@@ -47,6 +48,11 @@ def thing(
 def write_standing(path: Path, rows: list[StandingRow]) -> Path:
     columns = {name: [getattr(row, name) for row in rows] for name in STANDING_SCHEMA.names}
     pq.write_table(pa.table(columns, schema=STANDING_SCHEMA), path)
+    return path
+
+
+def write_exceptions(path: Path, *rows: Mapping[str, object]) -> Path:
+    pq.write_table(pa.Table.from_pylist([*rows], schema=EXCEPTION_SCHEMA), path)
     return path
 
 
