@@ -62,6 +62,7 @@ from caf_pipeline.system.atomic_files import overwrite
 from caf_pipeline.system.hashes import RunningHash
 
 _COPY_BYTES: Final = 1 << 20
+_NO_HEADERS: Final = ObjectHeaders()
 
 _TWO_ENTRIES_BYTES: Final = 2 * (6 * 1024 + 128) + FOOTER_SIZE_BYTES
 r"""Upper bound of two index entries and the footer.
@@ -128,6 +129,8 @@ class Packer:
         self._member_count = 0
         self._member_bytes = 0
         self._skipped_count = 0
+        self._sink: StagingSink
+        self._manifest: ManifestWriter
         self._checkpoints: Checkpoints
         self._open: OpenObject | None = None
         self.kept_bytes = 0
@@ -171,23 +174,22 @@ class Packer:
             SealedSpool(spool) as file,
             ManifestWriter(file, self._identity) as manifest,
         ):
-            reached, fault = self._begin(queue, sink, manifest, journal, earlier)
+            self._sink, self._manifest = sink, manifest
+            reached, fault = self._begin(queue, journal, earlier)
             opened = reached.open
             begin_at = reached.end.offset - opened.mark.offset if opened else 0
             with (
-                self._journaled(journal, sink, reached),
+                self._journaled(journal, reached),
                 self._fetch(queue, begin_at) as fetch,
             ):
                 if earlier:
-                    self._replace(earlier, sink, opened)
+                    self._replace(earlier, opened)
                 sink.reserve(min(self._chunk.expected_size_bytes, self._limit_bytes))
-                while (planned := fetch.next_object()) is not None and self._add(
-                    planned, fetch, sink, manifest
-                ):
+                while (planned := fetch.next_object()) is not None and self._add(planned, fetch):
                     self._checkpoints.reached()
                 self._checkpoints.save()  # a kill from here on costs no GET
                 tail_start = sink.size_bytes
-                tail_sha256 = self._add_tail(manifest, sink, file, spool)
+                tail_sha256 = self._add_tail(file, spool)
                 root = sink.finish()
         self.kept_bytes = sink.stored_size_bytes
         header = None
@@ -217,12 +219,7 @@ class Packer:
     # --- what is there already --------------------------------------------------------------------
 
     def _begin(
-        self,
-        queue: ObjectQueue,
-        sink: StagingSink,
-        manifest: ManifestWriter,
-        journal: Journal | None,
-        earlier: EarlierPacking | None,
+        self, queue: ObjectQueue, journal: Journal | None, earlier: EarlierPacking | None
     ) -> tuple[ReplayState, str]:
         head = head_bytes(self._identity)
         self._index.add(self._chunk.head_member, 0, len(head))
@@ -232,15 +229,15 @@ class Packer:
             if journal:
                 journal.append(self.opening)
         if replayed is None:
-            start = sink.mark()
-            sink.write(head)
+            start = self._sink.mark()
+            self._sink.write(head)
             return ReplayState(JournalPosition(), start, start, hashlib.sha256()), ""
         reached, fault = replay(
             replayed,
-            sink,
+            self._sink,
             objects=queue,
             head=head,
-            take=lambda outcomes: self._take_outcomes(outcomes, sink, manifest),
+            take=self._take_outcomes,
             renewed=journal if earlier else None,
         )
         if not earlier:  # its files stay until `_replace`
@@ -248,48 +245,33 @@ class Packer:
         if not reached.end.offset:
             if not earlier:
                 replayed.append(self.opening)
-            sink.write(head)
+            self._sink.write(head)
         self._open = reached.open
         return reached, fault
 
-    def _replace(
-        self, earlier: EarlierPacking, sink: StagingSink, opened: OpenObject | None
-    ) -> None:
+    def _replace(self, earlier: EarlierPacking, opened: OpenObject | None) -> None:
         if opened:
             self._checkpoints.begin_member(opened)
         self._checkpoints.save()
-        sink.publish()
+        self._sink.publish()
         earlier.replaced()
 
-    def _take_outcomes(
-        self, outcomes: Outcomes, sink: StagingSink, manifest: ManifestWriter
-    ) -> None:
+    def _take_outcomes(self, outcomes: Outcomes) -> None:
         size_bytes = 0
         for planned, outcome in outcomes:
             if isinstance(outcome, SkippedObject):
-                self._count_skip(planned, outcome.reason, outcome.detail, manifest)
+                self._count_skip(planned, outcome.reason, outcome.detail)
             else:
-                start_byte, end_byte = outcome.start_byte, outcome.end_byte
-                headers = outcome.headers or ObjectHeaders()
-                row = _member_row(planned, headers, start_byte, end_byte)
-                sums = {
-                    "sha256": outcome.sha256,
-                    "crc64nvme": outcome.crc64nvme,
-                    "s3_checksum": outcome.s3_checksum,
-                }
-                self._count_member(planned, row | sums, manifest)
-                if _is_staged_log(planned, sink, start_byte, end_byte):
-                    add_log_times(manifest, start_byte, end_byte, sink.read_staged)
+                log = self._is_staged_log(planned, outcome.start_byte, outcome.end_byte)
+                self._count_member(planned, outcome, _member_row(planned, outcome), log=log)
                 size_bytes += planned.size_bytes
         self._progress(len(outcomes), size_bytes)
 
     @contextlib.contextmanager
-    def _journaled(
-        self, journal: Journal | None, sink: StagingSink, reached: ReplayState
-    ) -> Iterator[None]:
+    def _journaled(self, journal: Journal | None, reached: ReplayState) -> Iterator[None]:
         checkpoints = self._checkpoints = Checkpoints(
             journal,
-            sink,
+            self._sink,
             self._pace,
             objects_digest=reached.objects_digest,
             resumed_bytes=reached.end.offset,
@@ -300,10 +282,12 @@ class Packer:
             # A full disk takes no checkpoint, and without the lease another run may be waiting.
             checkpoints.end(save=not isinstance(error, StagingError | LeaseLost | OSError))
             with contextlib.suppress(OSError):  # report the error that ended the packing instead
-                os.ftruncate(sink.part.descriptor, sink.stored_bytes(checkpoints.resumable_bytes))
+                os.ftruncate(
+                    self._sink.part.descriptor, self._sink.stored_bytes(checkpoints.resumable_bytes)
+                )
             raise
         finally:  # even if a second Ctrl-C interrupts the save
-            self.kept_bytes = sink.stored_bytes(checkpoints.resumable_bytes)
+            self.kept_bytes = self._sink.stored_bytes(checkpoints.resumable_bytes)
             checkpoints.close()
 
     def _fetch(self, objects: Iterable[PlannedObject], begin_at: int = 0) -> OrderedFetch:
@@ -339,21 +323,19 @@ class Packer:
 
     # --- objects ----------------------------------------------------------------------------------
 
-    def _add(
-        self,
-        planned: PlannedObject,
-        fetch: OrderedFetch,
-        sink: StagingSink,
-        manifest: ManifestWriter,
-    ) -> bool:
+    def _add(self, planned: PlannedObject, fetch: OrderedFetch) -> bool:
         """Return False, with nothing added, if the object does not fit."""
         opened, self._open = self._open, None
         self._reported_bytes = 0
         # A small object arrives with its checksums. Those of a larger one are computed by part.
         in_pieces = planned.part is not None or planned.size_bytes > part_of(self._settings)
-        mark = opened.mark if opened else sink.mark() if in_pieces else None
+        mark = opened.mark if opened else self._sink.mark() if in_pieces else None
         try:
-            added = self._add_member(planned, fetch, sink, manifest, mark=mark, opened=opened)
+            added = (
+                self._add_in_pieces(planned, fetch, mark, opened)
+                if mark
+                else self._add_whole(planned, fetch)
+            )
         except ObjectUnavailable as error:
             reason, detail = SkipReason(error.reason), str(error)
         except ObjectReadFailed as error:
@@ -366,117 +348,111 @@ class Packer:
             reason, detail = SkipReason.TOO_LARGE, "object and metadata are larger than a chunk"
         if mark:
             self._checkpoints.roll_back(mark)
-        self._count_skip(planned, reason, detail, manifest)
+        self._count_skip(planned, reason, detail)
         self._checkpoints.done(planned, SkippedObject(reason, detail))
         self._checkpoints.rolled_back()
         self._progress(1, -self._reported_bytes)
         return True
 
-    def _add_member(
-        self,
-        planned: PlannedObject,
-        fetch: OrderedFetch,
-        sink: StagingSink,
-        manifest: ManifestWriter,
-        *,
-        mark: Mark | None,
-        opened: OpenObject | None,
-    ) -> bool:
-        start_byte = mark.offset if mark else sink.size_bytes
-        end_byte = start_byte + planned.size_bytes
-        checks: _MemberChecks | None = None
-        headers: ObjectHeaders | None = None
-        row: dict[str, Any] = {}
-        log = False
-        if opened:
-            headers = opened.headers
-            checks = self._resume_member(planned, fetch, sink, opened)
-            row = _member_row(
-                planned, headers or ObjectHeaders(), start_byte, end_byte
-            ) | _s3_column(checks.s3)
-            log = _is_staged_log(planned, sink, start_byte, sink.size_bytes)
+    def _add_whole(self, planned: PlannedObject, fetch: OrderedFetch) -> bool:
         for part, sums in fetch.parts(planned):
-            if not row:
-                checks = _checks_of(planned, fetch) if mark else None
-                row = _member_row(planned, part.headers, start_byte, end_byte)
-                row |= _s3_column(checks.s3 if checks else part.checksum)
-                log = is_log(planned, part.body)
-                log_bytes = LOG_BYTES if log else 0
-                manifest_bytes = manifest.bound_bytes + manifest.row_bound(row) + log_bytes
-                if not self._fits(planned.member, start_byte, end_byte, manifest_bytes):
+            assert sums  # of a whole object
+            member = _packed(planned, self._sink.size_bytes, part.headers, part.checksum, sums)
+            row, log = _member_row(planned, member), is_log(planned, part.body)
+            if not self._fits(planned, member, row, log=log):
+                return False
+            _require_whole(planned, memoryview(part.body).nbytes)
+            self._sink.write(part.body)
+            self._finish(planned, member, row, log=log)
+        return True
+
+    def _add_in_pieces(
+        self, planned: PlannedObject, fetch: OrderedFetch, mark: Mark, opened: OpenObject | None
+    ) -> bool:
+        """`opened` is resumed."""
+        checks, log = None, False
+        if opened:
+            checks = self._resume_member(planned, fetch, opened)
+            log = self._is_staged_log(planned, mark.offset, self._sink.size_bytes)
+        for part, _ in fetch.parts(planned):
+            if not checks:
+                checks = _checks_of(planned, fetch)
+                member = _packed(planned, mark.offset, part.headers, checks.s3)
+                row, log = _member_row(planned, member), is_log(planned, part.body)
+                if not self._fits(planned, member, row, log=log):
                     return False
-                headers = part.headers if part.headers != ObjectHeaders() else None
-                if sums:
-                    row |= sums._asdict()
-                if mark and checks:
-                    self._checkpoints.begin_member(OpenObject(mark, checks.sha256, headers))
-            if checks:
-                checks.update(part.body)
-            sink.write(part.body)
-            if sink.size_bytes < end_byte:
+                opened = OpenObject(mark, checks.sha256, member.headers)
+                self._checkpoints.begin_member(opened)
+            checks.update(part.body)
+            self._sink.write(part.body)
+            if self._sink.size_bytes < mark.offset + planned.size_bytes:
                 self._checkpoints.reached()
                 size_bytes = memoryview(part.body).nbytes
                 self._reported_bytes += size_bytes
                 self._progress(0, size_bytes)  # also pauses in the middle of a large object
-        if checks:
-            row |= self._compared(planned, checks, mark, sink)._asdict()
-        if sink.size_bytes != end_byte:
-            received, expected = sink.size_bytes - start_byte, end_byte - start_byte
-            raise ObjectReadFailed(
-                f"{planned.object.key!r} returned {received} bytes instead of {expected}"
-            )
-        self._count_member(planned, row, manifest)
-        if log:
-            add_log_times(manifest, start_byte, end_byte, sink.read_staged)
-        member = PackedMember(
-            start_byte, end_byte, row["sha256"], row["crc64nvme"], row["s3_checksum"], headers
-        )
-        self._checkpoints.done(planned, member)
-        self._progress(1, planned.size_bytes - self._reported_bytes)
+        assert opened
+        assert checks
+        sums = self._compared(planned, checks, mark)
+        _require_whole(planned, self._sink.size_bytes - mark.offset)
+        member = _packed(planned, mark.offset, opened.headers, checks.s3, sums)
+        self._finish(planned, member, _member_row(planned, member), log=log)
         return True
 
+    def _finish(
+        self, planned: PlannedObject, member: PackedMember, row: dict[str, Any], *, log: bool
+    ) -> None:
+        self._count_member(planned, member, row, log=log)
+        self._checkpoints.done(planned, member)
+        self._progress(1, planned.size_bytes - self._reported_bytes)
+
     def _resume_member(
-        self, planned: PlannedObject, fetch: OrderedFetch, sink: StagingSink, opened: OpenObject
+        self, planned: PlannedObject, fetch: OrderedFetch, opened: OpenObject
     ) -> "_MemberChecks":
         checks = _checks_of(planned, fetch, opened.sha256)
-        for start_byte in range(opened.mark.offset, sink.size_bytes, _COPY_BYTES):
-            end_byte = min(start_byte + _COPY_BYTES, sink.size_bytes)
-            checks.update_crcs(sink.read_staged(start_byte, end_byte))
+        for start_byte in range(opened.mark.offset, self._sink.size_bytes, _COPY_BYTES):
+            end_byte = min(start_byte + _COPY_BYTES, self._sink.size_bytes)
+            checks.update_crcs(self._sink.read_staged(start_byte, end_byte))
         self._checkpoints.begin_member(opened)
         return checks
 
-    def _compared(
-        self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark | None, sink: StagingSink
-    ) -> BodySums:
+    def _compared(self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark) -> BodySums:
         try:
             return checks.compared(planned)
         except ObjectReadFailed:  # nothing of the object may be resumed
-            if mark:
-                self._checkpoints.roll_back(mark)
-                self._checkpoints.rolled_back()
+            self._checkpoints.roll_back(mark)
+            self._checkpoints.rolled_back()
             raise
 
     def _count_member(
-        self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter
+        self, planned: PlannedObject, member: PackedMember, row: dict[str, Any], *, log: bool
     ) -> None:
-        self._index.add(planned.member, row["start_byte"], row["end_byte"])
-        manifest.add(row)
+        start_byte, end_byte = member.start_byte, member.end_byte
+        self._index.add(planned.member, start_byte, end_byte)
+        self._manifest.add(row)
         self._member_count += 1
         self._member_bytes += planned.size_bytes
+        if log:
+            add_log_times(self._manifest, start_byte, end_byte, self._sink.read_staged)
 
-    def _count_skip(
-        self, planned: PlannedObject, reason: SkipReason, detail: str, manifest: ManifestWriter
-    ) -> None:
-        manifest.add(_described(planned) | {"skip_reason": str(reason), "skip_detail": detail})
+    def _count_skip(self, planned: PlannedObject, reason: SkipReason, detail: str) -> None:
+        self._manifest.add(
+            _described(planned) | {"skip_reason": str(reason), "skip_detail": detail}
+        )
         self._skipped_count += 1
 
-    def _fits(self, member: str, start_byte: int, end_byte: int, manifest_bytes: int) -> bool:
+    def _fits(
+        self, planned: PlannedObject, member: PackedMember, row: dict[str, Any], *, log: bool
+    ) -> bool:
+        end_byte = member.end_byte
+        manifest_bytes = (
+            self._manifest.bound_bytes + self._manifest.row_bound(row) + (LOG_BYTES if log else 0)
+        )
         if (
             end_byte + manifest_bytes + self._index.index_size_bytes + _TWO_ENTRIES_BYTES
             <= self._limit_bytes
         ):
             return True
-        index = self._index.size_with(member, start_byte, end_byte)
+        index = self._index.size_with(planned.member, member.start_byte, end_byte)
         # The size of the manifest's entry depends on where the manifest would end.
         empty = IndexBuilder()
         last = empty.size_with(self._chunk.manifest_member, end_byte, end_byte + manifest_bytes)
@@ -485,22 +461,24 @@ class Packer:
             end_byte + manifest_bytes + index + entry_bytes + FOOTER_SIZE_BYTES <= self._limit_bytes
         )
 
+    def _is_staged_log(self, planned: PlannedObject, start_byte: int, end_byte: int) -> bool:
+        end_byte = min(start_byte + HEAD_BYTES, end_byte)
+        return is_log(planned, self._sink.read_staged(start_byte, end_byte))
+
     # --- manifest and index -----------------------------------------------------------------------
 
-    def _add_tail(
-        self, manifest: ManifestWriter, sink: StagingSink, file: SealedSpool, path: Path
-    ) -> bytes:
+    def _add_tail(self, file: SealedSpool, path: Path) -> bytes:
         tail = hashlib.sha256()
         with staging_errors(path):
-            manifest.close()
-            start_byte = sink.size_bytes
+            self._manifest.close()
+            start_byte = self._sink.size_bytes
             for piece in file.pieces(_COPY_BYTES):
                 tail.update(piece)
-                sink.write(piece)
-        self._index.add(self._chunk.manifest_member, start_byte, sink.size_bytes)
+                self._sink.write(piece)
+        self._index.add(self._chunk.manifest_member, start_byte, self._sink.size_bytes)
         for piece in chain(self._index.iter_index(), [self._index.footer()]):
             tail.update(piece)
-            sink.write(piece)
+            self._sink.write(piece)
         return tail.digest()
 
 
@@ -536,15 +514,28 @@ def _checks_of(
     )
 
 
-def _is_staged_log(
-    planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int
-) -> bool:
-    head = sink.read_staged(start_byte, min(start_byte + HEAD_BYTES, end_byte))
-    return is_log(planned, head)
+def _require_whole(planned: PlannedObject, received_bytes: int) -> None:
+    if received_bytes != planned.size_bytes:
+        raise ObjectReadFailed(
+            f"{planned.object.key!r} returned {received_bytes} bytes instead of "
+            f"{planned.size_bytes}"
+        )
 
 
-def _s3_column(checksum: Checksum | None) -> dict[str, str | None]:
-    return {"s3_checksum": checksum.text if checksum else None}
+def _packed(
+    planned: PlannedObject,
+    start_byte: int,
+    headers: ObjectHeaders | None,
+    s3: Checksum | None,
+    sums: BodySums | None = None,
+) -> PackedMember:
+    return PackedMember(
+        start_byte,
+        start_byte + planned.size_bytes,
+        *(sums or (b"", b"")),
+        s3.text if s3 else None,
+        None if headers == _NO_HEADERS else headers,
+    )
 
 
 def _described(planned: PlannedObject) -> dict[str, Any]:
@@ -561,13 +552,15 @@ def _described(planned: PlannedObject) -> dict[str, Any]:
     }
 
 
-def _member_row(
-    planned: PlannedObject, headers: ObjectHeaders, start_byte: int, end_byte: int
-) -> dict[str, Any]:
+def _member_row(planned: PlannedObject, member: PackedMember) -> dict[str, Any]:
+    headers = member.headers or _NO_HEADERS
     return _described(planned) | {
         "member": planned.member,
-        "start_byte": start_byte,
-        "end_byte": end_byte,
+        "start_byte": member.start_byte,
+        "end_byte": member.end_byte,
+        "sha256": member.sha256,
+        "crc64nvme": member.crc64nvme,
+        "s3_checksum": member.s3_checksum,
         "content_type": headers.content_type or None,
         "content_encoding": headers.content_encoding or None,
         "content_language": headers.content_language or None,
