@@ -152,7 +152,7 @@ def pack_chunk(context: RunContext, name: str) -> Chunk:
             )
         if chunk.state is ChunkState.PACKING and read_packed(context, name) is None:
             chunk = _pack(context, lease, chunk)
-        return _with_staged_file(context, lease, chunk)
+        return _pack_again_if_lost(context, lease, chunk)
 
 
 def _pack(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
@@ -171,10 +171,7 @@ def seal_chunk(context: RunContext, name: str) -> SealReport:
         chunk = _workable_or_withdrawn(context, lease, name)
         if chunk.state is ChunkState.PACKING and read_packed(context, name) is None:
             chunk = _pack(context, lease, chunk)
-        if chunk.state is ChunkState.PACKING:
-            _seal(context, lease, chunk, *_packed_or_raise(context, name))
-        remove_packing(context, name)  # even if a run was killed right after the seal
-        chunk = context.ledger.chunks.get(name)
+        chunk = _seal_packed(context, lease, chunk)
     record = read_record(context, name) or {}
     seconds = float(record.get("seconds", 0))
     return SealReport(
@@ -189,6 +186,13 @@ def seal_chunk(context: RunContext, name: str) -> SealReport:
         resumed_bytes=record.get("resumed_bytes", 0),
         not_resumed=record.get("not_resumed", ""),
     )
+
+
+def _seal_packed(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
+    if chunk.state is ChunkState.PACKING:
+        _seal(context, lease, chunk, *_packed_or_raise(context, chunk.name))
+    remove_packing(context, chunk.name)  # even if a run was killed right after the seal
+    return context.ledger.chunks.get(chunk.name)
 
 
 def _require_admitted(
@@ -303,7 +307,7 @@ def post_file(context: RunContext, name: str) -> Chunk:
     Raises ChunkTooLarge, after withdrawing the chunk, if no provider takes it.
     """
     with lease_chunk(context, name) as lease:
-        chunk = _with_staged_file(
+        chunk = _pack_again_if_lost(
             context, lease, _workable_or_withdrawn(context, lease, name), before_post=True
         )
         chunk = _require_reached(chunk, ChunkState.SEALED)
@@ -377,7 +381,7 @@ def upload_chunk(context: RunContext, name: str) -> UploadReport:
     """Upload the chunk, which moves it from posted to uploading."""
     with lease_chunk(context, name) as lease:
         chunk = _require_reached(
-            _with_staged_file(context, lease, _require_workable(context, name)), ChunkState.POSTED
+            _pack_again_if_lost(context, lease, _require_workable(context, name)), ChunkState.POSTED
         )
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
@@ -494,7 +498,7 @@ def _require_encrypted_or_public(context: RunContext, chunk: Chunk) -> None:
         )
 
 
-def _with_staged_file(
+def _pack_again_if_lost(
     context: RunContext, lease: Lease, chunk: Chunk, *, before_post: bool = False
 ) -> Chunk:
     """Pack a chunk again if it needs its staged file, and that is not whole.
@@ -503,19 +507,9 @@ def _with_staged_file(
     Later, it is abandoned if its objects have changed; an encrypted one goes to `_find_lost_file`.
     """
     chunk = _with_type_set_now(context, lease, chunk)
-    needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
-    if chunk.state not in needed:
-        return chunk
     is_sealed = chunk.state is ChunkState.SEALED
-    is_whole = staged_is_whole(context, chunk) and (
-        not is_sealed or chunk.encrypted or context.source_settings.public
-    )
-    # A post costs money: first read a file that another run packed. Later, providers check it.
-    if is_whole and before_post and is_sealed:
-        is_whole = packing_run(context, chunk) == context.holder.run or staged_has_root(
-            context, chunk
-        )
-    if is_whole:
+    needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
+    if chunk.state not in needed or _is_usable(context, chunk, before_post=before_post):
         return chunk
     if chunk.encrypted and not is_sealed:
         return _find_lost_file(context, lease, chunk)
@@ -524,15 +518,27 @@ def _with_staged_file(
         refuse_unknown(context)  # packing may give another root
     remove_staged(staged_path(context, chunk.name))
     if is_sealed:
-        chunk = _pack(context, lease, _move(context, lease, chunk, ChunkState.PACKING))
-        if chunk.state is ChunkState.PACKING:
-            _seal(context, lease, chunk, *_packed_or_raise(context, chunk.name))
-            remove_packing(context, chunk.name)
-        return context.ledger.chunks.get(chunk.name)
+        chunk = _move(context, lease, chunk, ChunkState.PACKING)
+        return _seal_packed(context, lease, _pack(context, lease, chunk))
     if chunk.state is ChunkState.POSTING:
         chunk = _post(context, lease, chunk)
     _repeat_or_abandon(context, lease, chunk)
     return chunk
+
+
+def _is_usable(context: RunContext, chunk: Chunk, *, before_post: bool) -> bool:
+    if not staged_is_whole(context, chunk):
+        return False
+    if chunk.state is not ChunkState.SEALED:
+        return True
+    if not chunk.encrypted and not context.source_settings.public:
+        return False
+    # A post costs money: first read a file that another run packed. Later, providers check it.
+    return (
+        not before_post
+        or packing_run(context, chunk) == context.holder.run
+        or staged_has_root(context, chunk)
+    )
 
 
 def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:

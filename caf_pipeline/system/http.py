@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
@@ -51,24 +52,22 @@ def _permit_all(_: str, addresses: Sequence[str]) -> Sequence[str]:
     return addresses
 
 
-class Limit(float):
-    """Timeout of an exchange, with a check that may end it. httpcore requires a float."""
+@dataclass
+class Limit:
+    """Timeout of an exchange, with a check that may end it. httpcore hands it to `_Sockets` unread.
 
-    def __new__(
-        cls, seconds: float, *, silence: float = math.inf, check: Callable[[], None] = no_check
-    ) -> "Limit":
-        """Limit the whole exchange to `seconds` from now, and each wait for bytes to `silence`.
+    Attributes:
+        seconds: of the whole exchange, from now.
+        silence: seconds of each wait for bytes.
+        check: called at least every STEP_SECONDS; may raise.
+    """
 
-        `check` is called at least every STEP_SECONDS, and may raise.
-        """
-        limit = super().__new__(cls, seconds)
-        limit.silence = silence
-        limit.check = check
-        limit.renew(seconds)
-        return limit
+    seconds: float
+    silence: float = field(default=math.inf, kw_only=True)
+    check: Callable[[], None] = field(default=no_check, kw_only=True)
 
-    silence: float
-    check: Callable[[], None]
+    def __post_init__(self) -> None:
+        self.renew(self.seconds)
 
     def renew(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds

@@ -201,7 +201,7 @@ def _iter_body(response: httpcore.Response, size_bytes: int, limit: Limit) -> It
         return
     # httpcore reads no further than its first piece, so the rest is still in the socket.
     piece: bytes = next(pieces, b"")
-    stream: httpcore.NetworkStream = response.extensions["network_stream"]
+    stream = response.extensions["network_stream"]
     while piece:
         yield piece
         size_bytes -= len(piece)
