@@ -65,7 +65,7 @@ _PLACES: Final = f"""
             'listed' AS fact,
             NULL AS reason,
             false AS is_late,
-            {{left_out}} AS left_out,
+            left_out,
             is_latest
         FROM snapshot
         UNION ALL
@@ -214,10 +214,9 @@ def account_for_files(
         )
         rows: list[tuple[Any, ...]] = []
         gone = 0
-        places = _PLACES.replace("{left_out}", filters.sql)
         for window in key_windows(snapshot, within, known=standing):
-            _show_window(query, window)
-            window_rows = query.rows(places)
+            _show_window(query, window, filters)
+            window_rows = query.rows(_PLACES)
             if any(
                 located and not (listed and is_latest)
                 for listed, located, is_latest, *_ in window_rows
@@ -227,13 +226,16 @@ def account_for_files(
         # Unsupported keys are few, and their encoded form has another order.
         query.view(
             "snapshot",
-            """SELECT *, encode(percent_encode(key)) AS recorded_key
+            f"""SELECT
+                *,
+                encode(percent_encode(key)) AS recorded_key,
+                {filters.sql} AS left_out
             FROM whole_snapshot
             WHERE NOT is_delete_marker
                 AND NOT is_supported(key)""",
         )
         query.view("standing", "SELECT * FROM whole_standing WHERE reason = 'unsupported_key'")
-        rows += query.rows(places)
+        rows += query.rows(_PLACES)
         return _accounting(rows, gone)
 
 
@@ -281,9 +283,17 @@ def _accounting(rows: Iterable[tuple[Any, ...]], gone: int) -> Accounting:
     )
 
 
-def _show_window(query: Query, window: KeyWindow) -> None:
+def _show_window(query: Query, window: KeyWindow, filters: ObjectFilter) -> None:
     within = bounded(window)
-    query.view("listed", f"SELECT *, key AS recorded_key FROM whole_snapshot WHERE {within}")
+    query.view(
+        "listed",
+        f"""SELECT
+            *,
+            key AS recorded_key,
+            {filters.sql} AS left_out
+        FROM whole_snapshot
+        WHERE {within}""",
+    )
     query.view(
         "window_standing",
         f"""SELECT *

@@ -243,7 +243,7 @@ def identify(
 # versions either, since a multipart upload has the time of its beginning. So `identities` includes
 # every version that this inventory may plan. It excludes versions that a filter leaves out: while
 # one of these is the latest, no location is current.
-_EXCEPTIONS: Final = """
+_COMPARED: Final = """
     WITH listed AS (
         SELECT
             key,
@@ -258,15 +258,14 @@ _EXCEPTIONS: Final = """
         WHERE standing <> 'skipped'
         UNION
         SELECT key, object_version, last_modified
-        FROM snapshot
-        WHERE {left_out} IS NULL
-            AND NOT EXISTS (
-                SELECT 1
-                FROM standing
-                WHERE standing.key = snapshot.key
-                    AND standing.object_version = snapshot.object_version
-                    AND standing <> 'skipped'
-            )
+        FROM planned
+        WHERE NOT EXISTS (
+            SELECT 1
+            FROM standing
+            WHERE standing.key = planned.key
+                AND standing.object_version = planned.object_version
+                AND standing <> 'skipped'
+        )
     ),
     latest AS (
         SELECT
@@ -290,47 +289,22 @@ _EXCEPTIONS: Final = """
             arg_max(coalesce(object_version, ''), stated_at) AS object_version
         FROM exception
         GROUP BY key
-    ),
-    compared AS (
-        SELECT
-            latest.key,
-            latest.last_modified AS latest_modified,
-            statements.stated_at,
-            listed.last_modified,
-            coalesce(listed.object_version, '') AS object_version,
-            listed.key IS NOT NULL AND listed.object_version IS NULL AS without_latest,
-            CASE
-                WHEN statements.stated_at >= latest.last_modified THEN statements.object_version
-                WHEN ties.key IS NULL THEN latest.object_version
-            END AS previous
-        FROM latest
-        LEFT JOIN listed USING (key)
-        LEFT JOIN statements USING (key)
-        LEFT JOIN ties USING (key)
     )
     SELECT
-        key,
-        greatest(TIMESTAMPTZ '{taken_at}', latest_modified, compared.stated_at, last_modified)
-            AS stated_at,
-        nullif(object_version, '') AS object_version,
-        NULL AS last_modified
-    FROM compared
-    WHERE object_version IS DISTINCT FROM previous
-        AND (NOT without_latest OR key IN (SELECT key FROM marker WHERE is_latest))
-        {unless}
-    ORDER BY key"""
-
-# A report may lack changes shortly before its time, and statements made since. It has what it
-# lists.
-_NOT_SILENT: Final = """
-        AND key NOT IN (
-            SELECT key
-            FROM standing
-            ANTI JOIN snapshot USING (key, object_version)
-            WHERE standing <> 'skipped'
-                AND standing.last_modified >= TIMESTAMPTZ '{silent_from}'
-        )
-        AND coalesce(compared.stated_at < TIMESTAMPTZ '{silent_from}', true)"""
+        latest.key,
+        latest.last_modified AS latest_modified,
+        statements.stated_at,
+        listed.last_modified,
+        coalesce(listed.object_version, '') AS object_version,
+        listed.key IS NOT NULL AND listed.object_version IS NULL AS without_latest,
+        CASE
+            WHEN statements.stated_at >= latest.last_modified THEN statements.object_version
+            WHEN ties.key IS NULL THEN latest.object_version
+        END AS previous
+    FROM latest
+    LEFT JOIN listed USING (key)
+    LEFT JOIN statements USING (key)
+    LEFT JOIN ties USING (key)"""
 
 
 def find_exceptions(
@@ -355,13 +329,6 @@ def find_exceptions(
         with translate_errors(out):
             return write_whole((), out, EXCEPTION_SCHEMA).row_count
     within = "".join(f" AND NOT ({bounded((after, until))})" for after, until in superseded)
-    silent_from = snapshot.silent_from
-    unless = _NOT_SILENT.replace("{silent_from}", silent_from.isoformat()) if silent_from else ""
-    statement = (
-        _EXCEPTIONS.replace("{taken_at}", snapshot.taken_at.isoformat())
-        .replace("{unless}", unless)
-        .replace("{left_out}", filters.sql)
-    )
     with _query(identified.path, standing, exceptions, out, budget) as query:
         if identified.unsettled_keys:
             query.table("whole_unsettled", identified.unsettled_keys)
@@ -374,7 +341,9 @@ def find_exceptions(
         def new_exceptions() -> Iterator[pa.RecordBatch]:
             for window in key_windows(identified.path, snapshot.keys):
                 if _hold(query, window, f"AND is_supported(key){within}"):
-                    yield from query.batches(statement)
+                    query.view("planned", f"SELECT * FROM snapshot WHERE {filters.sql} IS NULL")
+                    query.view("compared", _COMPARED)
+                    yield from query.batches(_exceptions_of(snapshot))
 
         # An exception needs a location, an earlier exception, or an older version in the snapshot.
         may_have_any = query.rows(
@@ -391,6 +360,39 @@ def find_exceptions(
         return write_whole(
             new_exceptions() if may_have_any else (), out, EXCEPTION_SCHEMA
         ).row_count
+
+
+def _exceptions_of(snapshot: Snapshot) -> str:
+    unless = ""
+    if snapshot.silent_from:
+        # A report may lack changes shortly before its time, and statements made since. It has what
+        # it lists.
+        silent_from = f"TIMESTAMPTZ '{snapshot.silent_from.isoformat()}'"
+        unless = f"""
+        AND key NOT IN (
+            SELECT key
+            FROM standing
+            ANTI JOIN snapshot USING (key, object_version)
+            WHERE standing <> 'skipped'
+                AND standing.last_modified >= {silent_from}
+        )
+        AND coalesce(compared.stated_at < {silent_from}, true)"""
+    return f"""
+    SELECT
+        key,
+        greatest(
+            TIMESTAMPTZ '{snapshot.taken_at.isoformat()}',
+            latest_modified,
+            compared.stated_at,
+            last_modified
+        ) AS stated_at,
+        nullif(object_version, '') AS object_version,
+        NULL AS last_modified
+    FROM compared
+    WHERE object_version IS DISTINCT FROM previous
+        AND (NOT without_latest OR key IN (SELECT key FROM marker WHERE is_latest))
+        {unless}
+    ORDER BY key"""
 
 
 def read_exceptions(path: Path) -> Iterator[CurrentException]:
