@@ -15,7 +15,7 @@ from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.key_windows import ALL_KEYS, KeyWindow, bounded, key_windows
 from caf_pipeline.inventory.objects import TIME_FORMAT
 from caf_pipeline.inventory.snapshot import inventory_query, verify_snapshot
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
+from caf_pipeline.system.parquet import Query, translate_errors
 
 EXAMPLES: Final = 10
 
@@ -190,7 +190,6 @@ def account_for_files(
     silent_from: datetime | None = None,
     filters: ObjectFilter = NO_FILTER,
     due_skips: bool = True,
-    budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Accounting:
     """Recompute what became of each object of a snapshot. Spills go beside the snapshot.
 
@@ -198,7 +197,7 @@ def account_for_files(
     which a plan would take. Raises IntegrityError and StagingError.
     """
     verify_snapshot(snapshot)
-    with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
+    with translate_errors(snapshot), inventory_query(snapshot) as query:
         query.table("whole_snapshot", snapshot)
         query.table("standing_rows", standing)
         query.table("whole_exception", exceptions)

@@ -21,9 +21,7 @@ from caf_pipeline.inventory.key_windows import bounded
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
 from caf_pipeline.inventory.snapshot import inventory_query
 from caf_pipeline.system.parquet import (
-    DEFAULT_BUDGET,
     Query,
-    QueryBudget,
     sum_of,
     translate_errors,
     write_whole,
@@ -206,7 +204,6 @@ def decide(
     out: Path,
     *,
     window: int = WINDOW_MEMBERS,
-    budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Adoption:
     """Decide about each member, and write the decisions to `out` in the order of windows.
 
@@ -223,7 +220,7 @@ def decide(
             object_bytes += sum_of(adopted, "end_byte") - sum_of(adopted, "start_byte")
             yield batch
 
-    with translate_errors(out), inventory_query(out, budget) as query:
+    with translate_errors(out), inventory_query(out) as query:
         query.table("members", members)
         query.table("listed", snapshot)
         query.table("standing", standing)

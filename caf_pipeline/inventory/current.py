@@ -31,9 +31,7 @@ from caf_pipeline.inventory.snapshot import (
     verify_snapshot,
 )
 from caf_pipeline.system.parquet import (
-    DEFAULT_BUDGET,
     Query,
-    QueryBudget,
     WholeParquet,
     files_of,
     translate_errors,
@@ -183,7 +181,6 @@ def identify(
     out: Path,
     *,
     filters: ObjectFilter = NO_FILTER,
-    budget: QueryBudget = DEFAULT_BUDGET,
 ) -> IdentifiedSnapshot:
     """Find the identity of each object of a snapshot, and write `out` if any differs.
 
@@ -196,7 +193,7 @@ def identify(
         out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare")
     )
     unsettled, unsettled_keys = snapshot.path, None
-    with _query(snapshot.path, standing, exceptions, out, budget) as query:
+    with _query(snapshot.path, standing, exceptions, out) as query:
 
         def rewritten_rows() -> Iterator[pa.RecordBatch]:
             for window in key_windows(snapshot.path, snapshot.keys):
@@ -316,7 +313,6 @@ def find_exceptions(
     *,
     superseded: Sequence[KeyRange] = (),
     filters: ObjectFilter = NO_FILTER,
-    budget: QueryBudget = DEFAULT_BUDGET,
 ) -> int:
     """Write the exceptions that this inventory adds (EXCEPTION_SCHEMA); return their number.
 
@@ -329,7 +325,7 @@ def find_exceptions(
         with translate_errors(out):
             return write_whole((), out, EXCEPTION_SCHEMA).row_count
     within = "".join(f" AND NOT ({bounded((after, until))})" for after, until in superseded)
-    with _query(identified.path, standing, exceptions, out, budget) as query:
+    with _query(identified.path, standing, exceptions, out) as query:
         if identified.unsettled_keys:
             query.table("whole_unsettled", identified.unsettled_keys)
         else:
@@ -404,10 +400,8 @@ def read_exceptions(path: Path) -> Iterator[CurrentException]:
 
 
 @contextmanager
-def _query(
-    snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: QueryBudget
-) -> Iterator[Query]:
-    with translate_errors(out), inventory_query(out, budget) as query:
+def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path) -> Iterator[Query]:
+    with translate_errors(out), inventory_query(out) as query:
         query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
         query.table("whole_exception", exceptions)

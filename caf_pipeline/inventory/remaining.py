@@ -23,9 +23,7 @@ from caf_pipeline.inventory.snapshot import (
     supported_keys,
 )
 from caf_pipeline.system.parquet import (
-    DEFAULT_BUDGET,
     Query,
-    QueryBudget,
     WholeParquet,
     sum_of,
     translate_errors,
@@ -105,7 +103,6 @@ def not_yet_archived(
     out: Path,
     *,
     filters: ObjectFilter = NO_FILTER,
-    budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Delta:
     """Write the objects of a snapshot that are neither located, claimed nor skipped to `out`.
 
@@ -122,7 +119,7 @@ def not_yet_archived(
         return Delta(out, 0, 0, unsupported, 0, {})
     object_bytes = 0
     left_out: Counter[str] = Counter()
-    with translate_errors(out), inventory_query(out, budget) as query:
+    with translate_errors(out), inventory_query(out) as query:
         query.table("whole_standing", standing)
         unsupported_rows = WholeParquet(candidates, SNAPSHOT_SCHEMA, durable=False)
 
@@ -158,7 +155,7 @@ def ended_skips(
     They are not due, and their objects are not listed, or a filter leaves them out. The snapshot's
     file may lack settled keys. Unsupported keys are percent-encoded. Raises as `not_yet_archived`.
     """
-    with translate_errors(snapshot), inventory_query(snapshot, DEFAULT_BUDGET) as query:
+    with translate_errors(snapshot), inventory_query(snapshot) as query:
         query.table("whole_standing", standing)
         if not query.hold("skips", _SKIPS_NOT_DUE):
             return []

@@ -32,6 +32,7 @@ from caf_pipeline.inventory.objects import (
     versions_as_json,
 )
 from caf_pipeline.system.parquet import (
+    DEFAULT_BUDGET,
     ROWS_PER_GROUP,
     Query,
     QueryBudget,
@@ -378,7 +379,7 @@ def supported_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(map(is_supported, keys.to_pylist()), pa.bool_())])
 
 
-def inventory_query(path: Path, budget: QueryBudget) -> Query:
+def inventory_query(path: Path, budget: QueryBudget = DEFAULT_BUDGET) -> Query:
     """Return a query with `is_supported` and `percent_encode`."""
     return Query(
         path,

@@ -3,7 +3,6 @@
 import tempfile
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
@@ -12,7 +11,6 @@ from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
 from caf_pipeline.inventory.snapshot import read_objects
-from caf_pipeline.system.parquet import QueryBudget
 from caf_pipeline_tests.support.disks import files_of_at_most
 from caf_pipeline_tests.support.snapshots import (
     ODD_KEYS,
@@ -113,22 +111,6 @@ def test_skips_end_when_the_snapshot_lacks_the_object(tmp_path):
         snapshot.path, write_standing(tmp_path / "k2.parquet", listed_skips + ended)
     )
     assert result == sorted((row.key.decode(), row.object_version) for row in ended)
-
-
-@pytest.mark.thorough
-def test_a_small_budget_does_not_change_the_delta(tmp_path):
-    keys = [f"{number * 7919 % 200_000:06d}-{'x' * 100}".encode() for number in range(200_000)]
-    snapshot = write_snapshot(tmp_path / "s.parquet", [thing(key) for key in keys])
-    standing = write_standing(
-        tmp_path / "k.parquet", [StandingRow(key, "etag:e:1", "located") for key in keys[::2]]
-    )
-    delta = not_yet_archived(
-        snapshot.path, standing, tmp_path / "out.parquet", budget=QueryBudget(memory_bytes=64 << 20)
-    )
-    assert pq.read_table(delta.path)["key"].to_pylist() == sorted(keys[1::2])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "k.parquet", "out.parquet", "out.unsupported.parquet", "s.parquet",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("which", ["snapshot", "standing"])

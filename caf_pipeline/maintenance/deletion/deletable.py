@@ -20,7 +20,7 @@ from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import TIME_FORMAT
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, inventory_query
 from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, translate_errors, write_whole
+from caf_pipeline.system.parquet import Query, translate_errors, write_whole
 
 
 class Unsafe(StrEnum):
@@ -219,7 +219,7 @@ class Decisions:
         """Yield DECISION_SCHEMA in the snapshot's order, each object once."""
         with (
             translate_errors(self._located),
-            inventory_query(self._located, DEFAULT_BUDGET) as query,
+            inventory_query(self._located) as query,
         ):
             located, standing = (
                 _sorted(query, self._located, LOCATED_SCHEMA),
@@ -336,7 +336,7 @@ class LocatedRows:
         """Yield start, end (exclusive) and SHA-256 of the chunk's rows, by start."""
         with (
             translate_errors(self._located),
-            inventory_query(self._located, DEFAULT_BUDGET) as query,
+            inventory_query(self._located) as query,
         ):
             query.table("located", self._located)
             statement = (
@@ -350,7 +350,7 @@ class LocatedRows:
         """Return how many rows of the chunk its manifest lacks or contradicts."""
         with (
             translate_errors(self._located),
-            inventory_query(self._located, DEFAULT_BUDGET) as query,
+            inventory_query(self._located) as query,
         ):
             query.table("located", self._located)
             query.table("manifest", manifest)
