@@ -50,18 +50,6 @@ def downloads(network):
     return sum(provider["downloads"] for provider in network.state()["providers"])
 
 
-def test_an_object_is_exactly_one_request_and_many_are_fewer(archive, network):
-    before = downloads(network)
-    assert archive.read("src", "dir/03") == BODIES["dir/03"]
-    assert downloads(network) == before + 1
-    with archive.open("src", "dir/04") as file:
-        file.seek(-10, os.SEEK_END)
-        assert file.read() == BODIES["dir/04"][-10:]
-    assert downloads(network) == before + 2
-    assert {read.key: read.body for read in archive.read_many("src", BODIES)} == BODIES
-    assert downloads(network) == before + 3
-
-
 def traffic(network, kind):
     return sum(map(Counter, network.traffic()[kind]), Counter())
 

@@ -16,9 +16,7 @@ from caf_pipeline.retrieval.reader import ArchivedObject
 from caf_pipeline_tests.contracts import chunk_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
 from caf_pipeline_tests.support.breaking_folders import BreakingFolders
-from caf_pipeline_tests.support.jackal_stores import open_store, store_once
 from caf_pipeline_tests.support.located_object import BODY, CHUNK, END, START, in_parts, whole
-from caf_pipeline_tests.support.tiers import sampled
 
 
 @pytest.fixture
@@ -288,60 +286,3 @@ def test_compare_names_the_lying_provider(store, location, posting):
         corrupt(store.file(provider, posting), at=END - 1)
     with pytest.raises(IntegrityError):
         found.compare()
-
-
-# --- on a network
-# ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def stored(network, tmp_path_factory):
-    """Return the post of a chunk with copies at three of four providers, and their numbers."""
-    path = tmp_path_factory.mktemp("objects") / "chunk.caf"
-    path.write_bytes(CHUNK)
-    return store_once(network, path)
-
-
-@pytest.fixture
-def opened(network):
-    opened = open_store(network)
-    yield opened
-    opened.store.close()
-
-
-@pytest.mark.usefixtures("_sized")
-@pytest.mark.parametrize(
-    "conduct",
-    sampled(
-        [{"refuse": True}, {"fail": 503}, {"nonsense": "short"}, {"cut_download_after": 1 << 20}],
-        every=2,
-    ),
-    ids=str,
-)
-def test_object_is_read_despite_one_failing_provider(opened, stored, network, conduct):
-    posting, (first, *_) = stored
-    network.misbehave(provider=first, **conduct)
-    with ObjectFile(whole(posting), opened.store) as file:
-        assert (file.read(), file.compared) == (BODY, True)
-        file.seek(3_000_000)
-        assert file.read(10) == BODY[3_000_000:3_000_010]
-
-
-def test_object_is_read_despite_two_lying_providers(opened, stored, network):
-    posting, (first, second, _) = stored
-    for number in (first, second):
-        network.misbehave(provider=number, flip_byte=START + 77)
-    with ObjectFile(whole(posting), opened.store) as file:
-        assert file.read() == BODY
-    assert ArchivedObject(whole(posting), opened.store).compare().keys() <= {
-        network.provider_addresses[one] for one in (first, second)
-    }
-
-
-@pytest.mark.usefixtures("streamed")
-def test_wrong_stream_fails_on_a_network(opened, stored, network):
-    posting, providers = stored
-    for number in providers:
-        network.misbehave(provider=number, flip_byte=END - 1)
-    with ObjectFile(whole(posting), opened.store) as file, pytest.raises(IntegrityError):
-        file.read()

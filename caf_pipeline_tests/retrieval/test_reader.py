@@ -28,7 +28,6 @@ from caf_pipeline_tests.contracts import chunk_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
 from caf_pipeline_tests.support.ledger_rows import SOURCE, VERSION, archive, end, register, skip
 from caf_pipeline_tests.support.plans import MOMENT
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
 CHUNK = os.urandom(3 << 20)
@@ -192,15 +191,6 @@ def test_a_disk_without_room_for_the_comparison_is_one_sentence(
     archived = ArchivedObject(found(store, posting, 0, len(CHUNK)).location, store, small_disk)
     with pytest.raises(UsageError, match="No space left"):
         next(archived.pieces)
-
-
-def test_unarchived_key_is_not_located(tmp_path, ledger):
-    from caf_pipeline_tests.support.memory_source import MemorySource
-
-    context = a_run_context(tmp_path, MemorySource({"a": b"a"}), ledger)
-    archive_everything(context)
-    with pytest.raises(NotLocated):
-        reader.fetch(ledger.lookup, context.store, "src", "b")
 
 
 def why(ledger, key, version=None):

@@ -319,39 +319,25 @@ def test_bounds_are_part_of_what_is_listed(interrupted, tmp_path):
     assert len(left_in(tmp_path)) == 1  # the other listing may still be resumed
 
 
-def test_listing_without_resume_starts_again(interrupted, tmp_path):
-    listed, objects = interrupted
-    take_inventory(a_listing_context(tmp_path, objects), resume=False)
-    assert len(listed.pages) >= 40
+def from_the_future(tmp_path):
+    """Change the time of the listing that was begun."""
+    (record,) = tmp_path.glob("inventories/src/.listing-*/listing.json")
+    listed_at = (datetime.now(UTC) + timedelta(days=300)).isoformat()
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"listed_at": listed_at}))
 
 
-def test_a_listing_that_is_too_old_is_removed(interrupted, tmp_path, monkeypatch):
-    listed, objects = interrupted
-    monkeypatch.setattr(list_source, "MAX_RESUMED_AGE", timedelta(0))
-    take_inventory(a_listing_context(tmp_path, objects))
-    assert len(listed.pages) >= 40
-    assert left_in(tmp_path) == []
-
-
-def test_listing_from_future_clock_is_removed(interrupted, tmp_path):
-    listed, objects = interrupted
-    [name] = left_in(tmp_path)
-    record = tmp_path / "inventories" / "src" / name / "listing.json"
-    described = json.loads(record.read_text())
-    record.write_text(
-        json.dumps(described | {"listed_at": (datetime.now(UTC) + timedelta(days=300)).isoformat()})
-    )
-    take_inventory(a_listing_context(tmp_path, objects))
-    assert len(listed.pages) >= 40
-    assert left_in(tmp_path) == []
-
-
-@pytest.mark.thorough
-def test_a_listing_older_than_a_whole_inventory_is_removed(interrupted, tmp_path):
+@pytest.mark.parametrize("why", ["too old", "future clock", "older than a whole inventory"])
+def test_outdated_listing_is_removed_and_begun_anew(interrupted, tmp_path, monkeypatch, why):
     listed, objects = interrupted
     context = a_listing_context(tmp_path, objects)
-    take_inventory(context, resume=False)
-    listed.pages.clear()
+    if why == "too old":
+        monkeypatch.setattr(list_source, "MAX_RESUMED_AGE", timedelta(0))
+    elif why == "future clock":
+        from_the_future(tmp_path)
+    else:
+        take_inventory(context, resume=False)
+        assert len(listed.pages) >= 40
+        listed.pages.clear()
     take_inventory(context)
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == []

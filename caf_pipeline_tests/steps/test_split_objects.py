@@ -605,7 +605,7 @@ def test_a_withdrawn_part_takes_the_secrets_of_planned_parts(tmp_path, source, l
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("fatal", range(3, 90, 11))
+@pytest.mark.parametrize("fatal", range(3, 90, 29))
 def test_runs_that_are_killed_between_and_within_chunks_end_right(
     tmp_path, ledger, database_url, fatal
 ):
