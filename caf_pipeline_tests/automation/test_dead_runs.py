@@ -188,6 +188,16 @@ def test_dead_run_that_was_being_canceled_is_canceled(instance):
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.CANCELED
 
 
+def test_dead_run_fails_and_loses_its_slot(instance):
+    storage = instance.event_log_storage
+    storage.set_concurrency_slots(S3_POOL, 1)
+    run = dead_run(instance)
+    storage.claim_concurrency_slot(S3_POOL, run.run_id, "step")
+    assert reap_dead_runs(instance) == [run.run_id]
+    assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
+    assert not storage.get_concurrency_info(S3_POOL).claimed_slots
+
+
 def test_run_of_another_machine_is_left_alone(instance):
     dead_run(instance, boot_id="another machine")
     assert reap_dead_runs(instance) == []

@@ -70,7 +70,6 @@ LONGEST_FIRST: Final = (
     "test_filesystem.py",
     "test_demo_processes.py",
     "steps/test_chunk_steps.py",
-    "dagster_host/test_local_runs.py",
     "maintenance/test_chain_listing.py",
     "test_secrets.py",
     "packing/test_private_resume.py",
