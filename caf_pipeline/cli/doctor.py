@@ -83,7 +83,7 @@ def doctor(  # noqa: PLR0917 - the command line's options
     r"""Find what crashes left, and repair it.
 
     Finds leases of dead runs, unneeded files and reservations in staging, unsettled transactions,
-    and leftovers of killed inventories and plans. It also finds unknown chunks on Jackal, rows
+    and half copies in a folder store. It also finds unknown chunks on Jackal, rows
     without a chunk, located chunks that the chain no longer lists, chunks that no run continues,
     and stray partitions in Dagster. In your own Dagster project it also names settings of the
     instance that would help. After `caf backup --restore --unverified`, it decides whether the

@@ -5,9 +5,9 @@
 A plan is written to a folder, then registered with its claims in one transaction.
 """
 
+import re
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -60,7 +60,7 @@ from caf_pipeline.steps.first_plan import (
 )
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
-from caf_pipeline.system.folder_lock import reading, writing_into
+from caf_pipeline.system.folder_lock import alone_in, reading, writing_into
 from caf_pipeline.system.parquet import write_whole
 from caf_pipeline.system.quantities import counted, show_size
 
@@ -76,7 +76,11 @@ MAX_PLANS_OF_INVENTORY: Final = 100
 _UNSUPPORTED: Final = "the key is not UTF-8, contains a NUL, or is longer than 1,024 bytes"
 _CUTTING: Final = ".cutting-"
 _ACCOUNTING: Final = ".accounting-"
-_ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes
+
+TEMPORARY: Final = re.compile(
+    r"\..+\.parquet\.(tmp|listed)|\.(caf-spill|accounting|restoring|adopting|searching)-.+"
+)
+"""Files of a process that locks their folder by `writing_into`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +230,7 @@ def cut_plan(
             refuse_new_archive(context, remember=True)
         sizes, warning = chunk_sizes(context)
         _remove_unregistered(context)
+        remove_temporary(context)
         previous = last_plan(context)
         with _workspace(context, _CUTTING) as outer:
             current = record_current(context, lease, snapshot, outer)
@@ -554,11 +559,18 @@ def _workspace(context: RunContext, prefix: str) -> Iterator[Path]:
 def _remove_unregistered(context: RunContext) -> None:
     """The caller holds the plan's lease."""
     for path in context.plans().iterdir():
-        if path.name.startswith(_ACCOUNTING):
-            with suppress(FileNotFoundError):  # its run has just ended
-                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                    shutil.rmtree(path, ignore_errors=True)
-        elif path.name.startswith(_CUTTING) or not context.ledger.plans.is_name_taken(
-            context.source, path.name
+        if path.name.startswith(_CUTTING) or (
+            not path.name.startswith(_ACCOUNTING)
+            and not context.ledger.plans.is_name_taken(context.source, path.name)
         ):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_temporary(context: RunContext) -> None:
+    """Remove temporary files of killed processes from folders into which none writes now."""
+    for folder in (context.inventories(), context.plans(), context.staging()):
+        with alone_in(folder) as is_alone:
+            for path in folder.iterdir() if is_alone else ():
+                if TEMPORARY.fullmatch(path.name):
+                    with suppress(OSError):
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()

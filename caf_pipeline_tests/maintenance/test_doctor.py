@@ -7,23 +7,19 @@ import os
 import signal
 import time
 from dataclasses import replace
-from datetime import timedelta
 
 import psycopg
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import HeldByOther, SourceUnreachable, StoreUnreachable
+from caf_pipeline.errors import HeldByOther
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.sources import Plans
 from caf_pipeline.maintenance.doctor import findings
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
-from caf_pipeline.maintenance.rebuild import rebuild
-from caf_pipeline.steps import chunk_steps, list_source
+from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.planning import account_for, cut_plan
-from caf_pipeline.system.folder_lock import writing_into
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
 from caf_pipeline_tests.support import crashes, dying_runs
 from caf_pipeline_tests.support.crashes import (
     everything,
@@ -284,88 +280,8 @@ def test_a_reservation_of_a_packing_that_goes_on_is_left(context, name):
     assert found(context) == []
 
 
-# --- inventories, plans, half copies
+# --- plans, half copies
 # ---------------------------------------------------------------------------------
-
-
-def test_leftovers_of_a_killed_inventory_are_removed(
-    context, found_then_mended, tmp_path, database_url
-):
-    with started("inventory", database_url, str(tmp_path)) as inventory:
-        (path,) = context.inventories().iterdir()
-        inventory.send_signal(signal.SIGSTOP)
-        assert found(context, reported=True) == []
-        inventory.kill()
-        inventory.wait()
-        found_then_mended((Kind.LEASE, "plan/src"), (Kind.LEFTOVER, str(path)))
-    assert names(context.inventories()) == []
-
-
-def test_resumable_listing_stays_until_it_is_too_old(context, monkeypatch):
-    def broken(**_):
-        yield context.objects.objects()[:2]  # the first has no further version
-        raise SourceUnreachable("no answer")
-
-    monkeypatch.setattr(list_source, "PIECE_OBJECTS", 1)
-    monkeypatch.setattr(context.objects, "list_pages", broken)
-    with pytest.raises(SourceUnreachable):
-        take_inventory(context)
-    (path,) = context.inventories().iterdir()
-    assert found(context) == []
-    monkeypatch.setattr(list_source, "MAX_RESUMED_AGE", timedelta(0))
-    assert found(context) == [(Kind.LEFTOVER, str(path))]
-
-
-def test_spill_folder_of_a_live_query_stays(context, name):
-    path = context.inventories() / "any.parquet"
-    with Query(path, DEFAULT_BUDGET, functions={}, macros=[]):
-        assert [each for each in names(context.inventories()) if each.startswith(".caf-spill-")]
-        assert found(context) == []
-
-
-def test_leftovers_of_killed_plans_are_removed(context, name, found_then_mended):
-    before = names(context.plans())
-    left = [context.plans() / each for each in (".cutting-x", ".accounting-x", "0123abcd")]
-    for folder in left:
-        touch(folder, "chunks.parquet")
-    found_then_mended(*((Kind.LEFTOVER, str(folder)) for folder in left))
-    assert names(context.plans()) == before
-
-
-@pytest.mark.parametrize("name_of_it", [".restoring-x", ".adopting-x", ".searching-x"])
-def test_leftovers_of_killed_rebuilds_and_searches_are_removed(
-    context, found_then_mended, name_of_it
-):
-    left = context.staging() / name_of_it
-    touch(left, "manifest.parquet")
-    with writing_into(context.staging()):
-        assert found(context, reported=True) == []
-    found_then_mended((Kind.LEFTOVER, str(left)))
-    assert names(context.staging()) == []
-
-
-def test_plans_of_a_lost_ledger_stay_while_posts_may_exist(
-    context,
-    tmp_path,
-    new_ledger,
-    monkeypatch,
-):
-    archive_everything(context)
-    before = names(context.plans())
-    lost = a_run_context(tmp_path, context.objects, new_ledger(), target="8MiB")
-
-    def away(_):
-        raise StoreUnreachable("it is away")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(lost.store, "posted", away)
-        mended(lost)
-    assert names(context.plans()) == before
-    mended(lost)  # an archive in the store may be the source's
-    assert names(context.plans()) == before
-    list(rebuild(lost))
-    assert found(lost, reported=True) == []
-    assert names(context.plans()) == before
 
 
 def test_first_copy_stays_after_ordering_a_second(context, tmp_path, new_ledger):
@@ -521,7 +437,6 @@ def test_abandoned_run_is_reported_with_its_next_step(context, name, step):
 def wrecked(context, name, database_url):
     """Return a source with every kind of leftover, and a check of the mended source."""
     archive_chunk(context, name)
-    right = names(context.plans()), names(context.inventories())
     touch(
         context.staging(),
         f"{name}.1.part",
@@ -530,9 +445,6 @@ def wrecked(context, name, database_url):
         "src-00000000-00001.1.part",
         "notes.txt",
     )
-    touch(context.plans() / ".cutting-x", "a")
-    touch(context.plans() / "0123abcd", "a", "b")
-    touch(context.inventories(), ".src-1.parquet.tmp")
     touch(
         context.store.folder / "chunks",
         f".part-{context.ledger.chunks.get(name).merkle_root.hex()}.caf-abc",
@@ -555,7 +467,6 @@ def wrecked(context, name, database_url):
     def is_right():
         assert found(context) == []
         assert names(context.staging()) == ["notes.txt"]
-        assert (names(context.plans()), names(context.inventories())) == right
         assert len(names(context.store.folder / "chunks")) == 1
         assert context.ledger.staging.list() == context.ledger.leases.list() == []
         assert [
@@ -566,7 +477,7 @@ def wrecked(context, name, database_url):
     return is_right
 
 
-@pytest.mark.parametrize("fatal", sampled(range(1, 50, EVERY), every=5))
+@pytest.mark.parametrize("fatal", sampled(range(1, 40, EVERY), every=4))
 def test_killed_doctor_is_completed_by_the_next(wrecked, context, tmp_path, database_url, fatal):
     doctor = crashes.doctor_process(tmp_path, database_url, fatal=fatal)
     doctor.join(PATIENCE_SECONDS)

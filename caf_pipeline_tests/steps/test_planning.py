@@ -1,6 +1,7 @@
 """Plans of a source: several of one inventory, and objects that wait for the next plan."""
 
 import os
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -20,6 +21,7 @@ from caf_pipeline.retrieval.reader import not_located
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.postgres import connected
@@ -427,6 +429,26 @@ def test_plan_suspended_during_claims_writes_nothing_after_losing_lease(run_cont
     for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks:
         archive_chunk(context, chunk.name)
     assert context.ledger.chunks.account("src").located_objects == 30
+
+
+def test_a_plan_removes_temporary_files_of_killed_processes(run_context):
+    context = run_context()
+    snapshot = inventories.take_inventory(context)
+    temporary = [
+        context.inventories() / ".src-1.parquet.tmp",
+        context.plans() / ".accounting-x",
+        context.staging() / ".restoring-x",
+    ]
+    kept = [context.staging() / f"src-00000000-00001{end}" for end in (".1.journal", ".caf")]
+    for path in (*temporary, *kept):
+        path.touch()
+    with ExitStack() as writers:
+        for path in temporary:
+            writers.enter_context(writing_into(path.parent))
+        planning.remove_temporary(context)
+        assert all(path.exists() for path in temporary)
+    planning.cut_plan(context, snapshot)
+    assert [path.exists() for path in (*temporary, *kept)] == [False, False, False, True, True]
 
 
 def test_patient_plan_waits_for_another_and_keeps_its_inventory(run_context, monkeypatch):

@@ -32,7 +32,6 @@ from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind, UnknownPosts
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.store.jackal.write import JackalStore
 from caf_pipeline_tests.support.dying_runs import PRELOADED, a_steady_source
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
@@ -49,7 +48,7 @@ NOT_COMPARED = {"chain_heights", "folder_store", "providers"}
 
 @contextlib.contextmanager
 def started(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """Start this module, and yield the process once it holds its lease or inventory."""
+    """Start this module, and yield the process once it holds its lease."""
     command = [sys.executable, "-m", "caf_pipeline_tests.support.crashes", *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -88,15 +87,6 @@ def says(process: "subprocess.Popen[str]") -> str:
     process.stdin.write("?\n")
     process.stdin.flush()
     return process.stdout.readline().strip()
-
-
-class EndlessSource(MemorySource):
-    """A listing whose second page never comes."""
-
-    def list_pages(self, **_: object) -> Iterator[list]:
-        yield self.objects()
-        print("held", flush=True)
-        time.sleep(600)
 
 
 # --- killed at a moment
@@ -233,13 +223,8 @@ def doctor_process(folder: Path, url: str, *, fatal: int = 0) -> Any:
 
 
 def main() -> None:
-    what, url, *rest = sys.argv[1:]
-    database = Database(url)
-    if what == "inventory":
-        take_inventory(a_run_context(Path(rest[0]), EndlessSource({"a": b"a"}), Ledger(database)))
-        return
-    name, seconds = rest
-    with Ledger(database, lease_seconds=float(seconds)).leases.hold(
+    _, url, name, seconds = sys.argv[1:]
+    with Ledger(Database(url), lease_seconds=float(seconds)).leases.hold(
         name, this_process("run-child")
     ) as lease:
         print("held", flush=True)

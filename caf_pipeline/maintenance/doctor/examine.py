@@ -48,7 +48,6 @@ from caf_pipeline.maintenance.doctor.findings import (
 from caf_pipeline.maintenance.doctor.stray_chunks import listed_files
 from caf_pipeline.maintenance.doctor.stray_files import (
     half_copies,
-    home_leftovers,
     reservations,
     staged_files,
 )
@@ -112,19 +111,11 @@ def examine(
     yield from _transactions(examination, settler)
     yield from _rows(examination)
     yield from _kept_locations(examination)
-    all_known = True  # the ledger has every chunk that the store may have
-    for finding in listed_files(examination):
-        all_known = (
-            all_known
-            and finding.actor in (Actor.NOBODY, Actor.RUN)
-            and finding.kind is not Kind.UNSEEN
-        )
-        yield finding
+    yield from listed_files(examination)
     yield from _unknown_archives(examination)
     yield from _located_chunks(examination)
     yield from staged_files(examination)
     yield from reservations(examination)
-    yield from home_leftovers(examination, all_known=all_known)
     yield from half_copies(examination)
     yield from _unfinished_chunks(examination)
 

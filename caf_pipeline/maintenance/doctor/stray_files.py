@@ -1,10 +1,9 @@
-"""Finds what crashes leave in folders: staging, reservations, inventories, plans, half copies.
+"""Finds what crashes leave in folders: staging, reservations, half copies.
 
 A file is removed only after a second look, under the lease of its chunk or plan. Foreign files are
 left alone.
 """
 
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import NotLocated, StagingError, StoreError
-from caf_pipeline.inventory.chunk_id import PLAN_NAME, ChunkId
+from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.records import Chunk, Reservation, chunk_lease, plan_lease
 from caf_pipeline.maintenance.doctor.findings import (
     ALREADY_GONE,
@@ -29,8 +28,7 @@ from caf_pipeline.maintenance.doctor.findings import (
 from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.staging import StagedFile, leftovers
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.steps.list_source import FOLDER, read_record
-from caf_pipeline.system.folder_lock import alone_in
+from caf_pipeline.steps.planning import TEMPORARY
 
 _S = ChunkState
 
@@ -43,13 +41,6 @@ _STAGED_SEALED: Final = frozenset(
 _WHOLE: Final = frozenset({"sealed", "packed", "record"})
 
 _DISPOSABLE: Final = frozenset({"copy", "manifest", "json", "download"})
-
-_PLAN_NAME: Final = re.compile(PLAN_NAME)
-_INVENTORY_LEFT: Final = re.compile(
-    r"\..+\.parquet\.(tmp|listed)|\.caf-spill-.+|" + re.escape(FOLDER) + ".+"
-)
-_SPOOL_LEFT: Final = re.compile(r"\.(restoring|adopting|searching)-.+")
-_WORKSPACE: Final = re.compile(r"\.(cutting|accounting)-.+")
 
 
 @runtime_checkable
@@ -120,13 +111,9 @@ def _listed(context: RunContext, chunk: str | None = None) -> Sequence[StagedFil
 
 def _unknown_file(examination: Examination, file: StagedFile) -> Iterator[Finding]:
     name, chunk_id = file.path.name, ChunkId.parse(file.chunk)
-    if _SPOOL_LEFT.fullmatch(name):
-        if file.path in _left_in(file.path.parent, _SPOOL_LEFT):
-            problem = "an unfinished rebuild, adoption or search left it"
-            yield mendable(
-                Kind.LEFTOVER, str(file.path), problem, "removed", partial(_remove_alone, file.path)
-            )
-    elif chunk_id is None:
+    if TEMPORARY.fullmatch(name):  # the next plan removes it
+        return
+    if chunk_id is None:
         problem = "it is not the pipeline's"
         yield Finding(Kind.STAGED, name, problem, "left alone", Actor.NOBODY)
     elif chunk_id.source != examination.context.source:
@@ -252,62 +239,6 @@ def _release(examination: Examination, chunk: str) -> MendResult:
             return ALREADY_GONE
         staging.release(chunk)
         return MendResult("given back")
-
-
-# --- inventories and plans
-
-
-def home_leftovers(examination: Examination, *, all_known: bool) -> Iterator[Finding]:
-    """Find remains of killed inventories and plans under `home`.
-
-    Unless `all_known`, chunks of a lost ledger may need an unknown plan.
-    """
-    home, source = examination.context.settings.home, examination.context.source
-    inventories, plans = home / "inventories" / source, home / "plans" / source
-    for path in _left_in(inventories, _INVENTORY_LEFT):
-        if path.name.startswith(FOLDER) and read_record(path, None):
-            continue  # the next listing resumes it
-        problem = "an unfinished inventory left it"
-        yield mendable(Kind.LEFTOVER, str(path), problem, "removed", partial(_remove_alone, path))
-    if plan_lease(examination.context.source) in examination.leases_of_live_runs():
-        return
-    for path in _left_in(plans, _WORKSPACE):
-        problem = "an unfinished plan left it"
-        yield mendable(
-            Kind.LEFTOVER, str(path), problem, "removed", partial(_remove_plan, examination, path)
-        )
-    for path in _left_in(plans, _PLAN_NAME):
-        if examination.context.ledger.plans.is_name_taken(source, path.name):
-            continue
-        problem = "the ledger has no such plan"
-        if not all_known:
-            remedy = "left alone: the store may have chunks of it"
-            yield Finding(Kind.LEFTOVER, str(path), problem, remedy, Actor.NOBODY)
-        else:
-            mend = partial(_remove_plan, examination, path)
-            yield mendable(Kind.LEFTOVER, str(path), problem, "removed", mend)
-
-
-def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
-    if not folder.is_dir():
-        return []
-    with alone_in(folder) as is_alone:
-        paths = (path for path in folder.iterdir() if names.fullmatch(path.name))
-        return sorted(paths) if is_alone else []
-
-
-def _remove_plan(examination: Examination, path: Path) -> MendResult:
-    with examination.lease(plan_lease(examination.context.source)):
-        if examination.context.ledger.plans.is_name_taken(examination.context.source, path.name):
-            return ALREADY_GONE
-        return _remove_alone(path)
-
-
-def _remove_alone(path: Path) -> MendResult:
-    with alone_in(path.parent) as is_alone:
-        if not is_alone:
-            return MendResult("left: a run is writing there", Actor.NOBODY)
-        return _removed(path)
 
 
 # --- a store that is a folder
