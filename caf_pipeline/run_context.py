@@ -56,12 +56,6 @@ class Lazy(Generic[T]):
                 self._close(value)
 
 
-def _no_progress(objects: int, size_bytes: int) -> None: ...
-
-
-def _no_upload_progress(size_bytes: int) -> None: ...
-
-
 def _no_end(state: ChunkState) -> None: ...
 
 
@@ -70,11 +64,9 @@ class RunContext:
     """The parts that every step of a run works with.
 
     Attributes:
-        progress: Receives packed objects and bytes, as differences.
-        upload_progress: Receives uploaded bytes, as differences. Every copy counts.
         ended: Receives `located` or `empty` when this run moves a chunk to that state.
         throttle: The operator's controls. None: no pause and no limits.
-        waits: Reports what the run waits for.
+        waits: Reports what the run waits for, and how far it is.
     """
 
     source: str
@@ -83,8 +75,6 @@ class RunContext:
     lazy_objects: Lazy[ObjectSource]
     lazy_store: Lazy[ChunkStore]
     lazy_ledger: Lazy[Ledger]
-    progress: Callable[[int, int], None] = field(default=_no_progress)
-    upload_progress: Callable[[int], None] = field(default=_no_upload_progress)
     ended: Callable[[ChunkState], None] = field(default=_no_end)
     throttle: Throttle | None = None
     waits: Waits = field(default_factory=Waits)
@@ -109,6 +99,7 @@ class RunContext:
     def close(self) -> None:
         self.lazy_objects.close()
         self.lazy_store.close()
+        self.waits.close()
         self.lazy_ledger.close()
 
     @property

@@ -1,11 +1,11 @@
-"""Reports why a run waits. Each wait has a reason, a start, and an end; listeners show it.
+"""The waits and the work of a run: listeners show the waits, the ledger records both.
 
 A wait that ends within its grace period is not reported.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -18,17 +18,20 @@ UNANSWERED_SECONDS: Final = 4.0
 """Grace period of a request: longer than an answer takes."""
 
 RENEW_SECONDS: Final = 10.0
-"""Seconds after which listeners receive unchanged waits again.
+"""Seconds after which unchanged waits and work are reported again.
 
 Otherwise a dead process would seem to wait.
 """
+
+RECORD_SECONDS: Final = 1.0
+"""Minimum between two records of the work: thousands of objects are packed per second."""
 
 LINE_SECONDS: Final = 60.0
 """Seconds between two progress lines of a command without a terminal."""
 
 _POLL_SECONDS: Final = 0.25
 _IDLE_POLLS: Final = 20
-"""Polls without a wait after which the thread ends.
+"""Polls without a wait or a chunk after which the thread ends.
 
 A fetch of many objects begins a thousand waits a second, which must not start a thread each.
 """
@@ -63,6 +66,43 @@ Listener = Callable[[Sequence[Wait]], None]
 """Receives all reported waits: at each change, and every RENEW_SECONDS while there are any."""
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How far a process is with its chunk, and what it waits for.
+
+    Attributes:
+        packed_objects, packed_bytes: packed or skipped, also by an earlier run.
+        read_bytes: bytes of these that this process read.
+        sent_bytes: uploaded bytes. Every copy counts.
+    """
+
+    chunk: str = ""
+    packed_objects: int = 0
+    packed_bytes: int = 0
+    read_bytes: int = 0
+    sent_bytes: int = 0
+    waits: tuple[Wait, ...] = ()
+
+    @classmethod
+    def total(cls, works: Iterable["Work"]) -> "Work":
+        """Sum the objects and bytes."""
+        works = list(works)
+        return cls(
+            packed_objects=sum(work.packed_objects for work in works),
+            packed_bytes=sum(work.packed_bytes for work in works),
+            read_bytes=sum(work.read_bytes for work in works),
+            sent_bytes=sum(work.sent_bytes for work in works),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.packed_objects or self.packed_bytes or self.sent_bytes or self.waits)
+
+
+Recorder = Callable[[Work], bool]
+"""Receives changed work, at most once a second, and returns whether it is recorded."""
+
+
 class OpenWait:
     """A current wait. Several threads may share it."""
 
@@ -89,10 +129,13 @@ class OpenWait:
 
 
 class Waits:
-    """The waits of a run. Thread-safe."""
+    """The waits and the work of a run. Thread-safe."""
 
-    def __init__(self, *listeners: Listener) -> None:
+    def __init__(self, *listeners: Listener, record: Recorder | None = None) -> None:
         self._listeners = listeners
+        self._record = record
+        self._recording = threading.Lock()
+        self._work = self._recorded = Work()
         self._open: dict[tuple[str, str], OpenWait] = {}
         self._lock = threading.Lock()
         self._reporting = threading.RLock()
@@ -105,6 +148,9 @@ class Waits:
         """Name the chunk that waits while the context lasts; none if there are several."""
         with self._lock:
             self._chunks.append(chunk)
+            if chunk != self._work.chunk:
+                self._work = Work(chunk)
+            self._start_polling()
         try:
             yield
         finally:
@@ -140,6 +186,35 @@ class Waits:
             if reported:
                 self._report()
 
+    def begin_packing(self) -> None:
+        with self._lock:
+            self._work = replace(self._work, packed_objects=0, packed_bytes=0)
+
+    def packed(self, objects: int, size_bytes: int) -> None:
+        """Count packed objects and bytes.
+
+        The packer reports bytes without objects as it reads them. Bytes that come with objects
+        were staged by an earlier run.
+        """
+        with self._lock:
+            work = self._work
+            self._work = replace(
+                work,
+                packed_objects=work.packed_objects + objects,
+                packed_bytes=work.packed_bytes + size_bytes,
+                read_bytes=work.read_bytes + (0 if objects else size_bytes),
+            )
+
+    def sent(self, size_bytes: int) -> None:
+        with self._lock:
+            self._work = replace(self._work, sent_bytes=self._work.sent_bytes + size_bytes)
+
+    def close(self) -> None:
+        """Record that the run has ended."""
+        with self._lock:
+            self._work = Work()
+        self._record_work()
+
     @contextmanager
     def lease(self, name: str, run: str) -> Iterator[None]:
         with self.waiting(
@@ -166,24 +241,39 @@ class Waits:
                 for listener in self._listeners:
                     listener(due)
 
+    def _record_work(self, *, again: bool = False) -> None:
+        if self._record is None:
+            return
+        with self._recording:  # work that is recorded after `close` would stay
+            with self._lock:
+                work = replace(self._work, waits=self._reported)
+            if work.is_empty:
+                work = Work()
+            if (work != self._recorded or (again and not work.is_empty)) and self._record(work):
+                self._recorded = work
+
     def _start_polling(self) -> None:
-        if self._listeners and not self._polling:
+        if (self._listeners or self._record) and not self._polling:
             self._polling = True
             threading.Thread(target=self._poll, name="waits", daemon=True).start()
 
     def _poll(self) -> None:
-        idle, reported_at = 0, time.monotonic()
+        idle, reported_at, recorded_at = 0, time.monotonic(), 0.0
         while True:
             time.sleep(_POLL_SECONDS)
             with self._lock:
-                idle = 0 if self._open else idle + 1
+                idle = 0 if self._open or self._chunks else idle + 1
                 if idle > _IDLE_POLLS:
                     self._polling = False
                     return
-            again = time.monotonic() - reported_at >= RENEW_SECONDS
+            now = time.monotonic()
+            again = now - reported_at >= RENEW_SECONDS
             self._report(again=again)
             if again:
-                reported_at = time.monotonic()
+                reported_at = now
+            if again or now - recorded_at >= RECORD_SECONDS:
+                self._record_work(again=again)
+                recorded_at = now
 
 
 class Announcer:

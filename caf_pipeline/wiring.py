@@ -20,7 +20,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from caf_pipeline.chunk_state import ChunkState
     from caf_pipeline.encryption.opening import OpeningReader
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from caf_pipeline.store.jackal.write import JackalStore
     from caf_pipeline.store.protocol import ChunkReader, ChunkStore
     from caf_pipeline.system.ranges import FileRanges
-    from caf_pipeline.waits import Listener, Wait
+    from caf_pipeline.waits import Listener, Recorder, Work
 
 BUCKET_SCHEME: Final = "s3://"
 
@@ -320,8 +320,6 @@ def open_run_context(
     store: Callable[[Ledger, Holder, Waits], ChunkStore] | None = None,
     client: Any = None,  # noqa: ANN401 - boto3's clients have no static type
     objects: ObjectSource | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    upload_progress: Callable[[int], None] | None = None,
     ended: Callable[[ChunkState], None] | None = None,
     waiting: Listener | None = None,
     register: bool = True,
@@ -330,7 +328,7 @@ def open_run_context(
 
     Store and objects are opened at first use. `store` replaces `open_store`; with `objects`, S3 is
     not used. `run` is an id, e.g. of Dagster. `waiting` receives the waits, which the ledger
-    records, too. `register` adds the source to the ledger. For the callbacks see `RunContext`.
+    records, too. `register` adds the source to the ledger. For `ended` see `RunContext`.
     """
     from caf_pipeline.ledger.ledger import Ledger
     from caf_pipeline.ledger.processes import this_process
@@ -339,12 +337,7 @@ def open_run_context(
 
     holder = this_process(run)
     lazy_ledger = Lazy.of(ledger) if ledger else Lazy(lambda: open_ledger(settings), Ledger.close)
-    waits = Waits(*([waiting] if waiting else []), _recorder(lazy_ledger, holder, source))
-    listeners: dict[str, Any] = {
-        "progress": progress,
-        "upload_progress": upload_progress,
-        "ended": ended,
-    }
+    waits = Waits(*([waiting] if waiting else []), record=_recorder(lazy_ledger, holder, source))
     context = RunContext(
         source=source,
         settings=settings,
@@ -369,17 +362,19 @@ def open_run_context(
             waits,
         ),
         waits=waits,
-        **{name: listener for name, listener in listeners.items() if listener},
+        **({"ended": ended} if ended else {}),
     )
     if register:
         context.ledger.sources.register(source, context.address)
     return context
 
 
-def _recorder(ledger: Lazy[Ledger], holder: Holder, source: str) -> Listener:
-    def record(waits: Sequence[Wait]) -> None:
+def _recorder(ledger: Lazy[Ledger], holder: Holder, source: str) -> Recorder:
+    def record(work: Work) -> bool:
         # The work itself fails with this error if it needs the ledger.
         with contextlib.suppress(LedgerError):
-            ledger.get().waits.record(holder, source, waits)
+            ledger.get().progress.record(holder, source, work)
+            return True
+        return False
 
     return record

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from caf_pipeline import waits as module
-from caf_pipeline.waits import Announcer, Waits
+from caf_pipeline.waits import Announcer, Waits, Work
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 
@@ -86,3 +86,31 @@ def test_announced_wait_names_reason_start_end_and_chunk():
     assert "for rain" in said[1]
     assert "waited" in said[1]
     assert len(said) == 2
+
+
+def test_work_is_recorded_again_until_it_succeeds():
+    answers, records, done = iter([False, True]), [], threading.Event()
+
+    def record(work):
+        records.append(work)
+        if len(records) == 2:
+            done.set()
+        return next(answers, True)
+
+    waits = Waits(record=record)
+    with waits.on("src-1-1"):
+        waits.packed(0, 300)
+        waits.packed(1, 700)
+        waits.sent(50)
+        assert done.wait(PATIENCE_SECONDS)
+    waits.close()
+    assert records == [*[Work("src-1-1", 1, 1000, 300, 50)] * 2, Work()]
+
+
+def test_a_run_that_did_nothing_records_nothing():
+    records = []
+    waits = Waits(record=lambda work: not records.append(work))
+    with waits.on("src-1-1"):
+        pass
+    waits.close()
+    assert records == []

@@ -202,29 +202,35 @@ COMMENT ON COLUMN leases.pid IS 'process of the holder';
 COMMENT ON COLUMN leases.process_started IS 'start time of this process, since pids are reused';
 COMMENT ON COLUMN leases.expires_at IS 'end of the lease by the database''s clock; 1970-01-01: given back';
 
-CREATE TABLE waits (
-    run              text NOT NULL,
-    boot_id          text NOT NULL,
-    pid              bigint NOT NULL,
-    process_started  double precision NOT NULL,
-    source           text COLLATE "C" NOT NULL,
+CREATE TABLE run_progress (
+    run              text,
+    boot_id          text,
+    pid              bigint,
+    process_started  double precision,
+    source           text COLLATE "C",
     chunk            text COLLATE "C" NOT NULL,
-    what             text NOT NULL,
-    ends_by          text NOT NULL,
-    since            timestamptz NOT NULL,
-    expires_at       timestamptz NOT NULL
+    packed_objects   bigint NOT NULL,
+    packed_bytes     bigint NOT NULL,
+    read_bytes       bigint NOT NULL,
+    sent_bytes       bigint NOT NULL,
+    waits            jsonb NOT NULL,
+    expires_at       timestamptz NOT NULL,
+    PRIMARY KEY (run, boot_id, pid, process_started, source)
 );
-COMMENT ON TABLE waits IS 'Waits of live runs. A process renews its rows; rows of dead processes and expired rows do not count.';
-COMMENT ON COLUMN waits.run IS 'run that waits';
-COMMENT ON COLUMN waits.boot_id IS 'machine of the run, and its boot';
-COMMENT ON COLUMN waits.pid IS 'process that wrote the row';
-COMMENT ON COLUMN waits.process_started IS 'start time of this process, since pids are reused';
-COMMENT ON COLUMN waits.source IS 'source that the run works on -> sources.name';
-COMMENT ON COLUMN waits.chunk IS 'chunk that the run works on; '''': none -> caf_files.name';
-COMMENT ON COLUMN waits.what IS 'what the run waits for';
-COMMENT ON COLUMN waits.ends_by IS 'what ends the wait';
-COMMENT ON COLUMN waits.since IS 'when the wait began';
-COMMENT ON COLUMN waits.expires_at IS 'when the row expires unless renewed, by the database''s clock';
+COMMENT ON TABLE run_progress IS
+    'How far live runs are with a chunk, and what they wait for. A process renews its row; rows of dead processes and expired rows do not count.';
+COMMENT ON COLUMN run_progress.run IS 'run that the process works for';
+COMMENT ON COLUMN run_progress.boot_id IS 'machine of the process, and its boot';
+COMMENT ON COLUMN run_progress.pid IS 'process that wrote the row';
+COMMENT ON COLUMN run_progress.process_started IS 'start time of this process, since pids are reused';
+COMMENT ON COLUMN run_progress.source IS 'source that the run works on -> sources.name';
+COMMENT ON COLUMN run_progress.chunk IS 'chunk that the run works on; '''': none -> caf_files.name';
+COMMENT ON COLUMN run_progress.packed_objects IS 'packed or skipped objects';
+COMMENT ON COLUMN run_progress.packed_bytes IS 'their bytes';
+COMMENT ON COLUMN run_progress.read_bytes IS 'bytes of these that the process read';
+COMMENT ON COLUMN run_progress.sent_bytes IS 'uploaded bytes; every copy counts';
+COMMENT ON COLUMN run_progress.waits IS 'what the run waits for, since when';
+COMMENT ON COLUMN run_progress.expires_at IS 'when the row expires unless renewed, by the database''s clock';
 
 CREATE TABLE staging_reservations (
     caf_file_id  bigint PRIMARY KEY REFERENCES caf_files,

@@ -64,7 +64,7 @@ class RestoreConfig(Config):
 def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSums) -> None:
     """Restore objects; count the outcomes in `sums`. Raises a CafError if any was not restored."""
     ledger: Ledger = context.resources.caf_ledger.get()
-    waits = Waits(Announcer(context.log.info), context.resources.caf_run.waiting)
+    waits = Waits(Announcer(context.log.info))
     if unknown := no_source(ledger.lookup, config.source):
         raise unknown
     if not config.destination.startswith((wiring.BUCKET_SCHEME, "/")) or "\0" in config.destination:

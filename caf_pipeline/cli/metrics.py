@@ -82,6 +82,21 @@ _SOURCE_GAUGES: Final[Sequence[tuple[str, str, Callable[[SourceProgress], _Value
         lambda progress: progress.skipped_objects,
     ),
     (
+        "caf_packed_objects",
+        "Objects that live runs have packed of their chunks.",
+        lambda progress: progress.live.packed_objects,
+    ),
+    (
+        "caf_packed_bytes",
+        "Bytes that live runs have packed of their chunks.",
+        lambda progress: progress.live.packed_bytes,
+    ),
+    (
+        "caf_sent_bytes",
+        "Bytes that live runs have sent of their chunks; every copy counts.",
+        lambda progress: progress.live.sent_bytes,
+    ),
+    (
         "caf_noticed_keys",
         "Keys that events named and no inventory has listed since.",
         lambda progress: progress.noticed_keys,

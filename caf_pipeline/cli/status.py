@@ -18,10 +18,11 @@ from caf_pipeline.cli.terminal import (
     show_time,
 )
 from caf_pipeline.inventory.objects import versions_as_json
-from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount
+from caf_pipeline.ledger.records import Chunk, SourceAccount
 from caf_pipeline.settings import load_settings
 from caf_pipeline.store.jackal.storage_forecast import end_warning
 from caf_pipeline.system.quantities import show_age, table_lines
+from caf_pipeline.waits import Wait
 
 CHUNKS_SHOWN: Final = 50  # of a source, without --all
 
@@ -51,9 +52,9 @@ def status(
     delete markers, and what live runs wait for. Needs neither S3 nor the store. --json prints lines
     {"source": …} and {"chunk": …}.
 
-    --watch shows located chunks, bytes and objects, the rate, and the remaining time. The rate
-    covers the last hour, and needs two located chunks. Without a terminal, each update prints a
-    line, or a JSON object, for each source.
+    --watch shows located chunks, bytes and objects, what live runs have packed and sent, the rate,
+    and the remaining time. The rate covers the last hour, and needs two located chunks. Without a
+    terminal, each update prints a line, or a JSON object, for each source.
 
     \b
     Examples:
@@ -99,7 +100,12 @@ def status(
             registered = name in ledger.lookup.sources()
             account = ledger.chunks.account(name) if registered else None
             chunks = [*ledger.chunks.list(source=name)] if registered else []
-            waits = [wait for wait in ledger.waits.list() if wait.source == name]
+            waits = [
+                (item.holder.run, wait)
+                for item in ledger.progress.live()
+                if item.source == name
+                for wait in item.work.waits
+            ]
             noticed, apart = ledger.notices.count_noticed([name]).get(name, (0, 0))
             if json:
                 shared = {
@@ -137,7 +143,7 @@ def _print_status_json(
     name: str,
     account: SourceAccount | None,
     chunks: list[Chunk],
-    waits: Sequence[RunWait],
+    waits: Sequence[tuple[str, Wait]],
     shared: Mapping[str, object],
 ) -> None:
     content = account.content if account else None
@@ -159,13 +165,13 @@ def _print_status_json(
         **shared,
         waiting=[
             {
-                "run": run_wait.run,
-                "chunk": run_wait.wait.chunk or None,
-                "for": run_wait.wait.what,
-                "since": run_wait.wait.since,
-                "ends_by": run_wait.wait.ends_by,
+                "run": run,
+                "chunk": wait.chunk or None,
+                "for": wait.what,
+                "since": wait.since,
+                "ends_by": wait.ends_by,
             }
-            for run_wait in waits
+            for run, wait in waits
         ],
     )
     for chunk in chunks:
@@ -185,12 +191,12 @@ def _print_status(
     name: str,
     account: SourceAccount | None,
     chunks: list[Chunk],
-    waits: Sequence[RunWait],
+    waits: Sequence[tuple[str, Wait]],
     everything: bool,
 ) -> None:
     typer.echo(_sentence(name, account))
-    for run_wait in waits:
-        typer.echo(f"run {printable(run_wait.run)}: {printable(run_wait.wait.sentence)}")
+    for run, wait in waits:
+        typer.echo(f"run {printable(run)}: {printable(wait.sentence)}")
     if not chunks:
         return
     finished = (*IN_GOOD_STANDING, ChunkState.EMPTY)

@@ -68,6 +68,9 @@ def _line(progress: SourceProgress) -> str:
     line += f", {parked:,} parked" if parked else ""
     line += f"; {show_size(done.size_bytes)} of {show_size(total.size_bytes)}"
     line += f", {done.objects:,} of {counted(total.objects, 'object')}"
+    if not progress.live.is_empty:
+        packed, sent = show_size(progress.live.packed_bytes), show_size(progress.live.sent_bytes)
+        line += f"; live runs have {packed} packed and {sent} sent"
     if not progress.sums(UNDER_WAY).chunks:
         return f"{line}; nothing under way"
     if progress.bytes_per_second is None or progress.seconds_left is None:
@@ -91,6 +94,9 @@ def _print_json(sources: Sequence[SourceProgress]) -> None:
             window_chunks=progress.recent.chunks,
             window_objects=progress.recent.objects,
             window_bytes=progress.recent.size_bytes,
+            packed_objects=progress.live.packed_objects,
+            packed_bytes=progress.live.packed_bytes,
+            sent_bytes=progress.live.sent_bytes,
             bytes_per_second=progress.bytes_per_second,
             seconds_left=progress.seconds_left,
         )

@@ -8,7 +8,7 @@ import string
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -35,7 +35,8 @@ from caf_pipeline.ledger.records import Chunk, chunk_of_lease
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_size
+from caf_pipeline.waits import Work
 from caf_pipeline.wiring import open_ledger, open_run_context
 
 DAEMON: Final = "BACKFILL"
@@ -153,7 +154,7 @@ def backfill_command(
             else:
                 print_json(backfill=None, chunks=[], held=selected.held, backfills=[])
                 return HELD_BY_OTHERS if selected.held else 0
-            status = follow(instance, backfill_id, len(names), console)
+            status = follow(instance, ledger, backfill_id, set(names), console)
         except KeyboardInterrupt:
             if instance.get_backfill(backfill_id):
                 console.print(
@@ -312,10 +313,16 @@ def submit(  # noqa: PLR0917
     instance.add_backfill(backfill)
 
 
-def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Console) -> str:
+def follow(
+    instance: DagsterInstance,
+    ledger: Ledger,
+    backfill_id: str,
+    left: Collection[str],
+    console: Console,
+) -> str:
     """Print a backfill's progress; return its final status.
 
-    `left` is the number of its chunks that are not archived yet.
+    `left` are its chunks that are not archived yet.
     """
     began, done_before, printed, printed_at, lost = time.monotonic(), -1, "", 0.0, False
     run_statuses = {
@@ -336,7 +343,10 @@ def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Cons
         }
         done_before = counts["well"] if done_before < 0 else done_before
         done = counts["well"] - done_before
-        progress = describe_progress(counts, left + done_before, done, time.monotonic() - began)
+        work = Work.total(item.work for item in ledger.progress.live() if item.work.chunk in left)
+        progress = describe_progress(
+            counts, len(left) + done_before, done, time.monotonic() - began, work
+        )
         line = f"backfill {backfill_id}: {progress}"
         ended = backfill.status.value in ENDED
         if line != printed and (ended or time.monotonic() - printed_at >= REPORT_SECONDS):
@@ -353,11 +363,13 @@ def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Cons
         time.sleep(POLL_SECONDS)
 
 
-def describe_progress(counts: Mapping[str, int], total: int, done: int, seconds: float) -> str:
+def describe_progress(
+    counts: Mapping[str, int], total: int, done: int, seconds: float, work: Work
+) -> str:
     """Describe a backfill with its rate and the time left.
 
     `counts` are numbers of runs: "well", "failed", "canceled" and "going". `done` chunks succeeded
-    in the last `seconds`.
+    in the last `seconds`. `work` is that of the live runs.
     """
     well = min(counts["well"], total)
     ended = "".join(
@@ -367,6 +379,8 @@ def describe_progress(counts: Mapping[str, int], total: int, done: int, seconds:
         f"runs of {well} of {counted(total, 'chunk')} succeeded{ended}, "
         f"{counted(counts['going'], 'run')} queued or under way"
     )
+    if not work.is_empty:
+        line += f" ({show_size(work.packed_bytes)} packed, {show_size(work.sent_bytes)} sent)"
     if not done or well == total or not counts["going"]:
         return line
     remaining = timedelta(seconds=round((total - well) * seconds / done))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -15,51 +16,48 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
-from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.errors import CafError, one_line
+from caf_pipeline.ledger.records import Chunk, Holder, LiveWork
 from caf_pipeline.system.quantities import show_size
-from caf_pipeline.waits import LINE_SECONDS, Wait
+from caf_pipeline.waits import LINE_SECONDS, Announcer, Work
 
 BAR_WIDTH: Final = 16
 """Columns, for a line of 100."""
 
-UPDATE_SECONDS: Final = 0.1
-"""Minimum between updates: thousands of objects finish per second."""
+POLL_SECONDS: Final = 1.0
+"""Seconds between two looks at the ledger, which runs update as often."""
 
 
 class Rate:
-    """The rate of packing or of sending."""
+    """The rate of packing or of sending, over the time in which bytes moved."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._since: float | None = None
+    def __init__(self) -> None:
+        self.per_second: float | None = None
         self._seconds = 0.0
         self._bytes = 0
 
-    def begin(self) -> None:
-        self._since = self._clock()
-
-    def end(self) -> None:
-        self._since = None
-
-    def add(self, size_bytes: int) -> None:
-        now = self._clock()
-        if self._since is not None:
-            self._seconds += now - self._since
+    def add(self, size_bytes: int, seconds: float) -> None:
+        if size_bytes > 0 and seconds > 0:
             self._bytes += size_bytes
-        self._since = now
-
-    @property
-    def per_second(self) -> float | None:
-        return self._bytes / self._seconds if self._bytes and self._seconds > 0 else None
+            self._seconds += seconds
+            self.per_second = self._bytes / self._seconds
 
 
 class ChunkProgress:
     """Shows the progress of a source's chunks."""
 
     def __init__(
-        self, console: Console, source: str, *, line_seconds: float = LINE_SECONDS
+        self,
+        console: Console,
+        source: str,
+        live: Callable[[], Sequence[LiveWork]],
+        *,
+        line_seconds: float = LINE_SECONDS,
     ) -> None:
-        self.waits: Callable[[], Sequence[Wait]] = tuple
+        """`live` reads the work of the command's processes from the ledger."""
+        self._live = live
+        self._works: dict[Holder, Work] = {}
+        self._announcer = Announcer(lambda line: self._print(f"{source}: {one_line(line)}"))
         self._console = console
         self._source = source
         self._line_seconds = line_seconds
@@ -75,24 +73,22 @@ class ChunkProgress:
         self._done = (0, 0, 0)  # objects, bytes and chunks whose run succeeded
         # Of each object in parts, the chunks that are archived.
         self._parts = defaultdict[tuple[str, int], set[str]](set)
-        # Objects and bytes of each chunk that is under way or failed.
+        # Packed objects and bytes of chunks.
         self._partial: dict[str, tuple[int, int]] = {}
+        self._ended: set[str] = set()  # chunks whose run succeeded
         self._shown = (0, 0)  # the largest objects and bytes that were shown
-        self._packing: set[str] = set()  # chunks that are being packed
         self._failed = self._held = self._skipped = 0
         self._reading, self._sending = Rate(), Rate()
-        self._sent_bytes = 0
-        self._updated_at = 0.0
-        self._began = time.monotonic()
+        self._rate = self._reading
+        self._began = self._looked_at = time.monotonic()
         self._over = threading.Event()
-        self._lines = threading.Thread(target=self._print_lines, name="progress", daemon=True)
+        self._looks = threading.Thread(target=self._look_repeatedly, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
         if self._console.is_terminal:
             self._bar.start()
-        else:
-            self._lines.start()
+        self._looks.start()
         return self
 
     def __exit__(
@@ -102,6 +98,8 @@ class ChunkProgress:
         traceback: TracebackType | None,
     ) -> None:
         self._over.set()
+        if error is None:
+            self._looks.join()
         self._shown = 0, 0
         if self._console.is_terminal:
             self._update()
@@ -129,29 +127,27 @@ class ChunkProgress:
         self._partial.pop(name, None)
         self._update()
 
-    def begin(self, name: str) -> None:
-        self._partial[name] = 0, 0
-        self._packing.add(name)
-        self._reading.begin()
-        self._sending.end()
-
-    def packed(self, name: str, objects: int, size_bytes: int, *, resumed: bool = False) -> None:
-        before = self._partial[name]
-        chunk = self._planned.get(name)
-        if chunk is not None and chunk.part:
-            objects = 0  # an object counts when all its parts are archived
-        self._partial[name] = before[0] + objects, before[1] + size_bytes
-        self._reading.add(0 if resumed else size_bytes)
-        self._update(throttle=True)
-
-    def sealed(self, name: str) -> None:
-        self._packing.discard(name)
-
-    def sent(self, size_bytes: int) -> None:
-        """Thread-safe."""
-        self._sent_bytes += size_bytes
-        self._sending.add(size_bytes)
-        self._update(throttle=True)
+    def look(self) -> None:
+        """Read from the ledger how far the processes are, and announce their waits."""
+        now = time.monotonic()
+        works = {item.holder: item.work for item in self._live()}
+        read_bytes = sent_bytes = 0
+        for holder, work in works.items():
+            before = self._works.get(holder, Work())
+            read_bytes += max(work.read_bytes - before.read_bytes, 0)
+            sent_bytes += max(work.sent_bytes - before.sent_bytes, 0)
+            chunk = self._planned.get(work.chunk)
+            if chunk is not None:
+                # An object in parts counts when all its parts are archived.
+                objects = 0 if chunk.part else work.packed_objects
+                self._partial[work.chunk] = objects, work.packed_bytes
+        self._reading.add(read_bytes, now - self._looked_at)
+        self._sending.add(sent_bytes, now - self._looked_at)
+        if read_bytes or sent_bytes:
+            self._rate = self._reading if read_bytes else self._sending
+        self._works, self._looked_at = works, now
+        self._announcer([wait for work in works.values() for wait in work.waits])
+        self._update()
 
     def end(self, name: str, done: Chunk | None, *, held: bool = False) -> None:
         """`done` is None if the run failed or the chunk is held."""
@@ -159,7 +155,7 @@ class ChunkProgress:
             self._held += held
             self._failed += not held
         else:
-            self._partial.pop(name, None)
+            self._ended.add(name)
         if done is not None and name in self._planned:
             objects, size_bytes, chunks = self._done
             if not done.part:
@@ -174,7 +170,6 @@ class ChunkProgress:
             size_bytes += done.object_bytes if adds_skipped else done.member_bytes
             self._done = objects, size_bytes, chunks + 1
             self._skipped += done.skipped_count
-        self._packing.discard(name)
         self._update()
 
     def line(self) -> str:
@@ -188,14 +183,16 @@ class ChunkProgress:
         objects, size_bytes, _ = self._done
         for name, (packed, packed_bytes) in list(self._partial.items()):
             chunk = self._planned.get(name)
-            objects += min(packed, chunk.object_count) if chunk else packed
-            size_bytes += min(packed_bytes, chunk.object_bytes) if chunk else packed_bytes
+            if chunk is not None and name not in self._ended:
+                objects += min(packed, chunk.object_count)
+                size_bytes += min(packed_bytes, chunk.object_bytes)
         self._shown = max(objects, self._shown[0]), max(size_bytes, self._shown[1])
         return min(self._shown[0], self._total[0]), min(self._shown[1], self._total[1])
 
     def _text(self, separator: str) -> str:
         (objects, size_bytes), (all_objects, all_bytes) = self._counts(), self._total
-        rate = (self._reading if self._packing else self._sending).per_second
+        rate = self._rate.per_second
+        sent_bytes = sum(work.sent_bytes for work in list(self._works.values()))
         return separator.join(
             part
             for part in (
@@ -206,17 +203,14 @@ class ChunkProgress:
                 f"{self._done[2]}/{len(self._planned)} chunks",
                 f"{self._failed} failed" if self._failed else "",
                 f"{self._held} held by other runs" if self._held else "",
-                f"{show_size(self._sent_bytes)} sent" if self._sent_bytes else "",
+                f"{show_size(sent_bytes)} sent of chunks under way" if sent_bytes else "",
             )
             if part
         )
 
-    def _update(self, *, throttle: bool = False) -> None:
-        now = time.monotonic()
-        is_recent = throttle and now - self._updated_at < UPDATE_SECONDS
-        if is_recent or not self._console.is_terminal:
+    def _update(self) -> None:
+        if not self._console.is_terminal:
             return
-        self._updated_at = now
         size_bytes, total = self._counts()[1], max(self._total[1], 1)
         self._bar.update(
             self._task,
@@ -226,11 +220,18 @@ class ChunkProgress:
             text=self._text("  "),
         )
 
-    def _print_lines(self) -> None:
-        while not self._over.wait(self._line_seconds):
-            self._print(self.line())
-            for wait in self.waits():
-                self._print(f"{self._source}: {wait.sentence}")
+    def _look_repeatedly(self) -> None:
+        printed_at = self._began
+        while not self._over.wait(min(POLL_SECONDS, self._line_seconds)):
+            with suppress(CafError):  # the runs report the same
+                self.look()
+            if not self._console.is_terminal and (
+                time.monotonic() - printed_at >= self._line_seconds
+            ):
+                printed_at = time.monotonic()
+                self._print(self.line())
+                for wait in self._announcer.waits:
+                    self._print(f"{self._source}: {wait.sentence}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -3,6 +3,7 @@
 It executes the UI's jobs in the same storage, so the UI shows the runs.
 """
 
+import os
 import re
 import sys
 from collections import Counter, defaultdict, deque
@@ -53,7 +54,8 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.filters import FILTERS
 from caf_pipeline.inventory.objects import SkipReason, VersionCounts
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import Chunk, LiveWork
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
@@ -61,7 +63,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.storage_forecast import space_warning
 from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.waits import Announcer, Wait, Waits
+from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline.wiring import open_ledger, open_run_context, record_space
 
 MAX_EQUAL_ERRORS: Final = 3
@@ -180,34 +182,6 @@ def run_source(
     return summaries
 
 
-class _Listener:
-    def __init__(self, progress: ChunkProgress, say: Callable[..., None]) -> None:
-        self._progress = progress
-        self._announcer = Announcer(say)
-        self._chunk = ""
-        self.say = say
-
-    @property
-    def waits(self) -> Sequence[Wait]:
-        return self._announcer.waits
-
-    def begin(self, chunk: str) -> None:
-        self._chunk = chunk
-        self._progress.begin(chunk)
-
-    def packed(self, objects: int, size_bytes: int, *, resumed: bool) -> None:
-        self._progress.packed(self._chunk, objects, size_bytes, resumed=resumed)
-
-    def sealed(self) -> None:
-        self._progress.sealed(self._chunk)
-
-    def sent(self, size_bytes: int) -> None:
-        self._progress.sent(size_bytes)
-
-    def waiting(self, waits: Sequence[Wait]) -> None:
-        self._announcer(waits)
-
-
 class _Command:
     def __init__(
         self,
@@ -230,12 +204,9 @@ class _Command:
         self._instance = instance
         self._ledger = ledger
         self._console = console
-        self._progress = ChunkProgress(console, source)
+        self._progress = ChunkProgress(console, source, self._live)
         self._settings = settings
-        self._listeners: list[_Listener] = []
-        self._progress.waits = lambda: [
-            wait for listener in self._listeners for wait in listener.waits
-        ]
+        self._pids: Callable[[], Sequence[int]] = tuple  # of workers
         self._runs = SourceRuns(
             settings,
             instance,
@@ -243,7 +214,6 @@ class _Command:
             source,
             location=location,
             watch=watch,
-            listener=self._new_listener(),
         )
         self._summary = Summary(source)
         self._errors: Counter[str] = Counter()
@@ -286,10 +256,10 @@ class _Command:
                 snapshot = self._plan()
                 self._archive_under_way()
                 replan = False
+            self._summary.totals = self._totals(snapshot) if snapshot else None
         self._summary.objects += self._count_split_objects()
         self._summary.parked = len(self._ledger.chunks.list(self._source, [ChunkState.PARKED]))
         self._summary.damaged = len(self._ledger.chunks.list(self._source, [ChunkState.DAMAGED]))
-        self._summary.totals = self._totals(snapshot) if snapshot else None
         account = self._ledger.chunks.account(self._source)
         self._summary.waiting, self._summary.ever_planned = account.waiting, bool(account.chunks)
         return self._summary
@@ -363,16 +333,24 @@ class _Command:
 
         count = min(self._workers or best_worker_count(list(waiting)), len(waiting))
         if count > 1:
-            with Workers(count, self._settings, self._source, self._new_listener) as workers:
+            with Workers(count, self._settings, self._source) as workers:
+                self._pids = workers.pids
                 yield from workers.archive(waiting, no_room=say_no_room)
             reap_dead_runs(self._instance)
         while waiting:
             chunk = waiting.popleft()
             yield chunk, self._runs.archive(chunk.name)
 
-    def _new_listener(self) -> _Listener:
-        self._listeners.append(_Listener(self._progress, self._say))
-        return self._listeners[-1]
+    def _live(self) -> list[LiveWork]:
+        # The work of this command's processes.
+        here, pids = this_process("").boot_id, {os.getpid(), *self._pids()}
+        return [
+            item
+            for item in self._ledger.progress.live()
+            if item.source == self._source
+            and item.holder.boot_id == here
+            and item.holder.pid in pids
+        ]
 
     def _hits_next_chunk(self, error: CafError | None, chunk: str) -> bool:
         if error is None or not error.permanent or isinstance(error, ChunkTooLarge):

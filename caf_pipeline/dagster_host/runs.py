@@ -104,8 +104,8 @@ def find_runs(
         *ended.values(),
     ]
     waits: defaultdict[str, list[str]] = defaultdict(list)
-    for row in ledger.waits.list():
-        waits[row.run].append(row.wait.sentence)
+    for item in ledger.progress.live():
+        waits[item.holder.run] += [wait.sentence for wait in item.work.waits]
     return [_shown(instance, ledger, record, waits) for record in records]
 
 

@@ -1,17 +1,15 @@
 """Executes runs of one source's jobs in this process."""
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import Final, Protocol
+from typing import Final
 
 from dagster import (
     AssetCheckSeverity,
     DagsterError,
     DagsterEvent,
-    DagsterEventType,
     DagsterInstance,
     DagsterRunStatus,
     Definitions,
@@ -30,13 +28,12 @@ from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.storage import require_database
 from caf_pipeline.dagster_host.team_project import team_project
-from caf_pipeline.defs.failures import RETRY_TRANSIENT
-from caf_pipeline.defs.naming import HELD_TAG, LEDGER, PACK, RUN, SEAL, JobKind, job_name
+from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, SEAL, JobKind, job_name
 from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import CafError, IntegrityError, SettingsError, first_line
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.settings import Settings
-from caf_pipeline.waits import UNANSWERED_SECONDS, Wait, Waits
+from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 _QUIET: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 """The command prints the error instead of Dagster's traceback."""
@@ -78,26 +75,6 @@ def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[Da
         yield instance
 
 
-class RunListener(Protocol):
-    """Receives the progress of a source's runs."""
-
-    def begin(self, chunk: str) -> None:
-        """Packing begins, for the first time or again. Later calls are about this chunk."""
-
-    def packed(self, objects: int, size_bytes: int, *, resumed: bool) -> None:
-        """More is packed; `resumed`: by an earlier run."""
-
-    def sealed(self) -> None:
-        """The chunk is packed."""
-
-    def sent(self, size_bytes: int) -> None:
-        """More bytes are sent. Several threads may call this concurrently."""
-
-    def waiting(self, waits: Sequence[Wait]) -> None: ...
-
-    def say(self, line: str, style: str | None = None) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkOutcome:
     """How the run of a chunk ended.
@@ -124,25 +101,19 @@ class SourceRuns:
         *,
         location: CodeLocation,
         watch: InterruptWatch,
-        listener: RunListener,
+        sealed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`sealed` is called when a chunk is packed."""
         self._source = source
         self._instance = instance
         self._watch = watch
-        self._listener = listener
+        self._sealed = sealed
         self._errors: list[CafError] = []
         self._ended: list[ChunkState] = []
         run = RunResource(
             settings=settings,
-            # The packer reports bytes with 0 objects as it reads them. Bytes that come with objects
-            # were staged by an earlier run.
-            progress=lambda objects, size_bytes: listener.packed(
-                objects, size_bytes, resumed=bool(objects and size_bytes)
-            ),
-            upload_progress=listener.sent,
             ended=self._ended.append,
-            on_error=self._note_error,
-            waiting=listener.waiting,
+            on_error=self._errors.append,
             asset_keys=location.keys,
             execute=location.execute,
         )
@@ -155,13 +126,9 @@ class SourceRuns:
         """On Ctrl-C, the run is marked as canceled."""
 
         def on_event(event: DagsterEvent) -> None:
-            step = str(event.step_key)
-            if event.is_step_success and step.endswith(SEAL):
-                self._listener.sealed()
-            elif event.event_type is DagsterEventType.STEP_RESTARTED and step.endswith(PACK):
-                self._listener.begin(chunk)
+            if event.is_step_success and str(event.step_key).endswith(SEAL):
+                self._sealed()
 
-        self._listener.begin(chunk)
         self._ended.clear()
         try:
             result = self.execute("archive", partition_key=chunk, on_event=on_event)
@@ -230,11 +197,3 @@ class SourceRuns:
     def holder(self, result: ExecuteInProcessResult) -> str:
         run = self._instance.get_run_by_id(result.run_id)
         return run.tags.get(HELD_TAG, "") if run else ""
-
-    def _note_error(self, error: CafError) -> None:
-        self._errors.append(error)
-        consecutive = sum(
-            1 for _ in takewhile(lambda last: type(last) is type(error), reversed(self._errors))
-        )
-        if not error.permanent and consecutive <= RETRY_TRANSIENT.max_retries:
-            self._listener.say(f"{error}; the step is retried in a few seconds", style="yellow")

@@ -14,10 +14,10 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 
 from caf_pipeline.dagster_host import worker
-from caf_pipeline.dagster_host.source_runs import ChunkOutcome, RunListener
+from caf_pipeline.dagster_host.source_runs import ChunkOutcome
 from caf_pipeline.dagster_host.team_project import team_project
 from caf_pipeline.errors import CafError, StagingError
 from caf_pipeline.ledger.records import Chunk
@@ -42,8 +42,7 @@ def best_worker_count(chunks: Sequence[Chunk]) -> int:
 
 
 class _Worker:
-    def __init__(self, settings: Settings, source: str, listener: RunListener) -> None:
-        self.listener = listener
+    def __init__(self, settings: Settings, source: str) -> None:
         self.chunk: Chunk | None = None
         self.is_packing = False
         self._ready = False
@@ -83,7 +82,7 @@ class _Worker:
         Raises a CafError if the process can archive no chunk at all.
         """
         try:
-            name, arguments, named = self.connection.recv()
+            message = self.connection.recv()
         except (EOFError, OSError):
             code = self.process.wait()
             how = f"ended with status {code}"
@@ -97,17 +96,13 @@ class _Worker:
                     "--workers 1",
                 )
             )
-        if name == worker.READY:
+        if isinstance(message, CafError):
+            raise message
+        if message == worker.READY:
             self._ready = True
-        elif name == worker.BROKEN:
-            raise arguments[0]
-        elif name == worker.ARCHIVED:
-            self.is_packing = False
-            return ChunkOutcome(*arguments)
-        else:
-            self.is_packing = self.is_packing and name != worker.SEALED
-            getattr(self.listener, name)(*arguments, **named)
-        return None
+            return None
+        self.is_packing = False
+        return None if message == worker.SEALED else cast(ChunkOutcome, message)
 
     def interrupt(self) -> None:
         """Send SIGINT, or SIGKILL if the process is not ready and thus has begun nothing."""
@@ -132,12 +127,10 @@ class Workers:
     `count` is at least 2. At most `count` - 1 chunks are packed while another is sent.
     """
 
-    def __init__(
-        self, count: int, settings: Settings, source: str, new_listener: Callable[[], RunListener]
-    ) -> None:
+    def __init__(self, count: int, settings: Settings, source: str) -> None:
         self._count = count
         self._max_packing = max(count - 1, 1)
-        self._settings, self._source, self._new_listener = settings, source, new_listener
+        self._settings, self._source = settings, source
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
@@ -196,5 +189,9 @@ class Workers:
                     continue
                 yield chunk, outcome
 
+    def pids(self) -> list[int]:
+        """Thread-safe."""
+        return [item.process.pid for item in self._workers]
+
     def _start(self) -> _Worker:
-        return _Worker(self._settings, self._source, self._new_listener())
+        return _Worker(self._settings, self._source)

@@ -38,7 +38,7 @@ OBSERVE_SECONDS: Final = 3600
 """Minimum between two observations. Rates cover an hour; the UI plots the last 100 events."""
 
 OBSERVATIONS_READ: Final = 20
-"""If all these latest observations are waits, the source is observed."""
+"""If none of these latest observations shows progress, the source is observed."""
 
 CHECKS: Final = {
     NO_CHUNK_IS_DAMAGED: (ConditionKind.DAMAGED,),

@@ -1,17 +1,21 @@
 """Resources build the ledger, the store and the run context when a step first needs them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from dagster import (
     ConfigurableResource,
+    DagsterError,
     InitResourceContext,
+    OpExecutionContext,
     ResourceDependency,
     SensorEvaluationContext,
     multi_or_in_process_executor,
 )
 from pydantic import PrivateAttr
+from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline import wiring
 from caf_pipeline.automation import instance_calls
@@ -20,7 +24,6 @@ from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.failures import Context, attempt
 from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
-from caf_pipeline.defs.run_log import RunLog
 from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.ledger import Ledger
@@ -30,7 +33,7 @@ from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.protocol import ChunkStore
-from caf_pipeline.waits import Listener, Wait, Waits
+from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline.wiring import open_ledger
 
 T = TypeVar("T")
@@ -108,25 +111,21 @@ class RunResource(ConfigurableResource["RunResource"]):
     """One run: its callbacks, and the run contexts of its sources.
 
     Attributes:
-        progress: called with the objects and bytes packed since the last call.
-        upload_progress: called with the bytes sent since the last call.
         ended: called with the state in which the run leaves a chunk; see `RunContext`.
         on_error: called with a step's error before Dagster converts it to text.
-        waiting: called with the current waits of the run.
         asset_keys: the keys of the assets.
         execute: called with each step, which it calls.
     """
 
     settings: ResourceDependency[Settings]
-    progress: ResourceDependency[Callable[[int, int], None]]
-    upload_progress: ResourceDependency[Callable[[int], None]]
     ended: ResourceDependency[Callable[[ChunkState], None]]
     on_error: ResourceDependency[Callable[[CafError], None]]
-    waiting: ResourceDependency[Listener]
     asset_keys: ResourceDependency[AssetKeys]
     execute: ResourceDependency[Execute]
     _contexts: dict[str, RunContext] = PrivateAttr(default_factory=dict)
-    _logs: dict[str, RunLog] = PrivateAttr(default_factory=dict)
+    _ledger: Any = PrivateAttr(default=None)
+    _step: Context | None = PrivateAttr(default=None)
+    _retry: ExitStack = PrivateAttr(default_factory=ExitStack)
 
     def open(self, context: Context | SensorEvaluationContext, source: str) -> RunContext:
         """Return the run context of a source, opening it on the first call.
@@ -137,20 +136,15 @@ class RunResource(ConfigurableResource["RunResource"]):
             run = f"sensor {context.sensor_name}"
         else:
             run = context.run.run_id
-            log = RunLog(source, run, context.instance, self.asset_keys)
-            self._logs.setdefault(source, log).follow(context)
+            self._step = context
+        self._retry.close()
+        self._ledger = context.resources.caf_ledger
         if source not in self._contexts:
-
-            def report_waits(waits: Sequence[Wait]) -> None:
-                self.waiting(waits)
-                if source in self._logs:
-                    self._logs[source](waits)
-
             self._contexts[source] = wiring.open_run_context(
                 self.settings,
                 source,
                 run=run,
-                ledger=context.resources.caf_ledger.get(),
+                ledger=self._ledger.get(),
                 store=context.resources.caf_store.open,
                 objects=UnavailableSource(
                     "the staged file that this step needs is not in "
@@ -159,10 +153,8 @@ class RunResource(ConfigurableResource["RunResource"]):
                     hint="set `staging` to a folder that all steps of a run share; run the "
                     "partition from caf_chunk on, which packs the chunk again",
                 ),
-                progress=self.progress,
-                upload_progress=self.upload_progress,
                 ended=self.ended,
-                waiting=report_waits,
+                waiting=Announcer(self._log),
             )
             if not isinstance(context, SensorEvaluationContext):
                 # Runs of the UI lack the source's tag.
@@ -179,6 +171,30 @@ class RunResource(ConfigurableResource["RunResource"]):
             run_context,
             lazy_objects=Lazy(lambda: wiring.open_source(settings, source, waits, s3.get_client())),
         )
+
+    def note_error(self, context: Context, source: str, error: CafError) -> None:
+        """Until the next attempt begins, if there is one, the run waits for it."""
+        self.on_error(error)
+        op = context if isinstance(context, OpExecutionContext) else context.op_execution_context
+        retries = op.op_def.retry_policy.max_retries if op.op_def.retry_policy else 0
+        if not error.permanent and op.retry_number < retries and source in self._contexts:
+            wait = self._contexts[source].waits.waiting(
+                f"the next attempt ({error})", ends_by="it begins in a few seconds"
+            )
+            self._retry.enter_context(wait)
+
+    def _log(self, line: str) -> None:
+        # Dagster's storage may be away; showing waits must not fail the run.
+        with suppress(DagsterError, SQLAlchemyError, OSError):
+            if self._step:
+                self._step.log.info(line)
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        self._retry.close()
+        for run_context in self._contexts.values():
+            run_context.waits.close()
+        if self._ledger:
+            self._ledger.close()  # again, since `waits` may have used it after its own teardown
 
 
 def _run_process(context: Context, step: Holder) -> Holder | None:
@@ -201,7 +217,7 @@ def attempt_step(context: Context, source: str, step: Callable[[RunContext], T])
     return attempt(
         context,
         lambda: run.execute(context, lambda: step(run.open(context, source))),
-        run.on_error,
+        lambda error: run.note_error(context, source, error),
     )
 
 
@@ -214,11 +230,8 @@ def build_resources(
         STORE: StoreResource(settings=settings),
         RUN: RunResource(
             settings=settings,
-            progress=ignore,
-            upload_progress=ignore,
             ended=ignore,
             on_error=ignore,
-            waiting=ignore,
             asset_keys=keys,
             execute=execute,
         ),

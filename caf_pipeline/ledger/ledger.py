@@ -24,7 +24,6 @@ from caf_pipeline.ledger.stores import (
     StoragePlans,
 )
 from caf_pipeline.ledger.transactions import TransactionLog
-from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.waits import Waits
 
 
@@ -61,7 +60,6 @@ class Ledger:
         self.rebuilds = ChunkImport(engine, store)
         self.stray_rows = StrayRows(engine)
         self.chain_listings = ChainListings(engine)
-        self.waits = RunWaits(engine)
         self.folder_store = FolderStores(engine)
         self.storage_plans = StoragePlans(engine)
         self.providers = ProviderRecords(engine)

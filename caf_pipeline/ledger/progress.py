@@ -1,19 +1,22 @@
-"""How far the chunks of sources are, and how fast: sums of recorded facts, no estimates."""
+"""How far the chunks of sources and live runs are: recorded facts, no estimates."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from dataclasses import asdict
+from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Text, and_, any_, bindparam, case, func, select
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import Text, and_, any_, bindparam, case, delete, func, or_, select
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from caf_pipeline.chunk_state import GOOD, ChunkState
 from caf_pipeline.ledger.engine import LedgerPart
+from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.records import ChunkSums, ForeignUse, SourceProgress
-from caf_pipeline.ledger.tables import REPLICAS, SOURCES
+from caf_pipeline.ledger.records import ChunkSums, ForeignUse, Holder, LiveWork, SourceProgress
+from caf_pipeline.ledger.tables import REPLICAS, RUN_PROGRESS, SOURCES
 from caf_pipeline.ledger.views import CHUNKS
+from caf_pipeline.waits import RENEW_SECONDS, Wait, Work
 
 WINDOW_SECONDS: Final = 3600
 """A chunk of 30 GiB takes minutes. Yesterday's rate says little about now."""
@@ -38,6 +41,28 @@ _COPIES: Final = (
     )
     .group_by("source", "status")
 )
+_KEY: Final = [column.name for column in RUN_PROGRESS.primary_key]
+_EXPIRES: Final = func.clock_timestamp() + timedelta(seconds=3 * RENEW_SECONDS)
+"""Two renewals may fail in a row."""
+
+_RECORD: Final = insert(RUN_PROGRESS).values(expires_at=_EXPIRES)
+_REPLACE: Final = _RECORD.on_conflict_do_update(
+    index_elements=_KEY,
+    set_={name: value for name, value in _RECORD.excluded.items() if name not in _KEY},
+)
+_REMOVE: Final = delete(RUN_PROGRESS).where(
+    or_(
+        and_(*(RUN_PROGRESS.c[name] == bindparam(name) for name in _KEY)),
+        RUN_PROGRESS.c.expires_at < func.clock_timestamp() - timedelta(days=1),
+    )
+)
+"""Removes rows of killed processes, too."""
+
+_LIVE: Final = (
+    select(RUN_PROGRESS)
+    .where(RUN_PROGRESS.c.expires_at > func.clock_timestamp())
+    .order_by(RUN_PROGRESS.c.source, RUN_PROGRESS.c.chunk, RUN_PROGRESS.c.run)
+)
 _UNKNOWN: Final[dict[str, Any]] = {
     "oldest_planned_at": None,
     "skipped_objects": 0,
@@ -53,7 +78,43 @@ _UNKNOWN: Final[dict[str, Any]] = {
 
 
 class Progress(LedgerPart):
-    """Sums over the chunks of sources."""
+    """Sums over the chunks of sources, and the work of live runs."""
+
+    def record(self, holder: Holder, source: str, work: Work) -> None:
+        """Replace the work that this process recorded for the run and source.
+
+        Call it again within 30 s. Empty work removes the record.
+        """
+        values = {**asdict(holder), "source": source}
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+            if work.is_empty:
+                connection.execute(_REMOVE, values)
+            else:
+                waits = [{**asdict(wait), "since": wait.since.isoformat()} for wait in work.waits]
+                connection.execute(_REPLACE, {**values, **asdict(work), "waits": waits})
+
+    def live(self) -> Sequence[LiveWork]:
+        """By source and chunk, without dead processes of this machine."""
+        return [
+            LiveWork(
+                row.source,
+                Holder(row.run, row.boot_id, row.pid, row.process_started),
+                Work(
+                    row.chunk,
+                    row.packed_objects,
+                    row.packed_bytes,
+                    row.read_bytes,
+                    row.sent_bytes,
+                    tuple(
+                        Wait(**wait | {"since": datetime.fromisoformat(wait["since"])})
+                        for wait in row.waits
+                    ),
+                ),
+            )
+            for row in self._rows(_LIVE)
+            if is_alive(row.boot_id, row.pid, row.process_started) is not False
+        ]
 
     def of(self, sources: Sequence[str]) -> Sequence[SourceProgress]:
         """In the sources' order, at one moment. Takes about 0.1 s for 10^5 chunks."""
@@ -61,6 +122,7 @@ class Progress(LedgerPart):
         moved: dict[str, datetime] = {}
         times: dict[str, tuple[datetime | None, datetime | None]] = {}
         attempts: Counter[str] = Counter()
+        live = self.live()
         with self._engine.begin() as connection:
             at = connection.execute(select(func.now())).scalar_one()
             for row in connection.exec_driver_sql(query("chunk_sums"), {"sources": list(sources)}):
@@ -93,6 +155,7 @@ class Progress(LedgerPart):
                 attempts=attempts[source],
                 looked_at=times.get(source, (None, None))[0],
                 located_at=times.get(source, (None, None))[1],
+                live=Work.total(item.work for item in live if item.source == source),
                 **facts.get(source, {"source": source, **_UNKNOWN}),
             )
             for source in sources

@@ -13,7 +13,7 @@ from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, PostRecord, Sample
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.waits import Wait
+from caf_pipeline.waits import Work
 
 if TYPE_CHECKING:
     from caf_pipeline.caf.archive import Member
@@ -407,12 +407,12 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RunWait:
-    """A wait of a live run."""
+class LiveWork:
+    """The work of a live process in a run."""
 
     source: str
-    run: str
-    wait: Wait
+    holder: Holder
+    work: Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -689,6 +689,7 @@ class SourceProgress:
         oldest_planned_at: only chunks under way count.
         skipped_objects: without objects that wait for a larger chunk.
         noticed_at: of the oldest of `noticed_keys`.
+        live: work of live processes, in all.
     """
 
     source: str
@@ -710,6 +711,7 @@ class SourceProgress:
     looked_at: datetime | None
     located_at: datetime | None
     unknown_posts: int = 0
+    live: Work = field(default_factory=Work)
 
     def sums(self, states: Iterable[ChunkState]) -> ChunkSums:
         sums = [self.states[state] for state in states if state in self.states]

@@ -133,18 +133,20 @@ LEASES: Final = Table(
     Column("expires_at", TIMESTAMPTZ),
 )
 
-WAITS: Final = Table(
-    "waits",
+RUN_PROGRESS: Final = Table(
+    "run_progress",
     METADATA,
-    Column("run", Text),
-    Column("boot_id", Text),
-    Column("pid", BigInteger),
-    Column("process_started", Double),
-    Column("source", TEXT_C),
+    Column("run", Text, primary_key=True),
+    Column("boot_id", Text, primary_key=True),
+    Column("pid", BigInteger, primary_key=True),
+    Column("process_started", Double, primary_key=True),
+    Column("source", TEXT_C, primary_key=True),
     Column("chunk", TEXT_C),
-    Column("what", Text),
-    Column("ends_by", Text),
-    Column("since", TIMESTAMPTZ),
+    Column("packed_objects", BigInteger),
+    Column("packed_bytes", BigInteger),
+    Column("read_bytes", BigInteger),
+    Column("sent_bytes", BigInteger),
+    Column("waits", JSONB),
     Column("expires_at", TIMESTAMPTZ),
 )
 

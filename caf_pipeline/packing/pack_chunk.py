@@ -133,8 +133,9 @@ def packer_of(
 
     def progress(objects: int, size_bytes: int) -> None:
         context.wait_while_paused(lease.check)  # raises if the lease is lost
-        context.progress(objects, size_bytes)
+        context.waits.packed(objects, size_bytes)
 
+    context.waits.begin_packing()
     # An object that fills a chunk may exceed the limit by its headers, which the plan did not know.
     limits = PRIVATE_LIMITS if recipients else DEFAULT_LIMITS
     least_limit = limits.max_bytes if plan.object_count == 1 else plan.expected_size_bytes

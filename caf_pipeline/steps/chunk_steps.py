@@ -409,7 +409,7 @@ def put_staged(
 
     def progress(size_bytes: int) -> None:
         lease.check()
-        context.upload_progress(size_bytes)
+        context.waits.sent(size_bytes)
 
     try:
         context.store.put(posting, staged_path(context, chunk.name), progress, wrong=wrong)

@@ -16,9 +16,9 @@ from caf_pipeline.defs.build import build_defs
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
 from caf_pipeline.ledger import launchable
 from caf_pipeline.ledger.lookup import ReadConnections
+from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
-from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
@@ -83,8 +83,8 @@ def report_incomplete(pipeline, source: str) -> None:
 
 @pytest.fixture
 def statements(pipeline, monkeypatch):
-    """Collect all SQL statements of a tick, except those of the thread that reports waits."""
-    monkeypatch.setattr(RunWaits, "record", lambda *_: None)
+    """Collect all SQL statements of a tick, except those of the thread that records progress."""
+    monkeypatch.setattr(Progress, "record", lambda *_: None)
     sent: list[str] = []
 
     def seen(connection, cursor, statement, *_):

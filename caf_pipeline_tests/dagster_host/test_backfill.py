@@ -21,6 +21,7 @@ from caf_pipeline.defs.naming import BACKFILL_TAG, PRIORITY_TAG
 from caf_pipeline.errors import NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.steps import chunk_steps
+from caf_pipeline.waits import Work
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus, DaemonHeartbeat
 from caf_pipeline_tests.support.patience import wait_for
@@ -189,6 +190,13 @@ def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     assert not planned.instance.has_dynamic_partition("caf_my-source_chunks", names[0])
 
 
+def follow(planned, backfill_id, left, printed):
+    """Follow a backfill with so many chunks left."""
+    console = Console(file=printed, width=200)
+    names = planned.chunks()[:left]
+    return backfill.follow(planned.instance, planned.ledger, backfill_id, names, console)
+
+
 def test_following_a_backfill_again_counts_from_its_beginning(planned, monkeypatch):
     backfill_id, printed = submit(planned), io.StringIO()
     counts = iter([8, 0, 0, 5, 13, 0, 0, 0])  # succeeded, failed, canceled, unfinished; twice
@@ -201,10 +209,7 @@ def test_following_a_backfill_again_counts_from_its_beginning(planned, monkeypat
 
     monkeypatch.setattr(type(planned.instance), "get_runs_count", count)
     monkeypatch.setattr(backfill, "POLL_SECONDS", 0)
-    assert (
-        backfill.follow(planned.instance, backfill_id, 5, Console(file=printed, width=200))
-        == "COMPLETED_SUCCESS"
-    )
+    assert follow(planned, backfill_id, 5, printed) == "COMPLETED_SUCCESS"
     first, last = (line for line in printed.getvalue().splitlines() if line.startswith("backfill"))
     assert "8 of 13 chunks" in first
     assert "5 runs queued" in first
@@ -213,8 +218,9 @@ def test_following_a_backfill_again_counts_from_its_beginning(planned, monkeypat
 
 def test_a_backfill_without_live_runs_has_no_time_left():
     counts = {"well": 2, "failed": 1, "canceled": 0, "going": 0}
-    line = backfill.describe_progress(counts, 3, 2, 60)
+    line = backfill.describe_progress(counts, 3, 2, 60, Work(packed_bytes=2048, sent_bytes=300))
     assert "1 run failed, 0 runs queued" in line
+    assert "(2.0 KiB packed, 300 B sent)" in line
     assert " left" not in line
 
 
@@ -230,10 +236,7 @@ def test_a_canceled_backfill_counts_its_canceled_runs(planned):
     planned.instance.update_backfill(
         planned.instance.get_backfill(backfill_id).with_status(BulkActionStatus.CANCELED)
     )
-    assert (
-        backfill.follow(planned.instance, backfill_id, 4, Console(file=printed, width=200))
-        == "CANCELED"
-    )
+    assert follow(planned, backfill_id, 4, printed) == "CANCELED"
     assert "1 of 5 chunks" in printed.getvalue()
     assert "2 runs canceled" in printed.getvalue()
 
@@ -245,7 +248,7 @@ def test_an_unfinished_backfill_is_followed_and_not_submitted_twice(planned, mon
     heartbeat(planned)
     followed = []
     monkeypatch.setattr(
-        backfill, "follow", lambda _, which, *__: followed.append(which) or "COMPLETED_FAILED"
+        backfill, "follow", lambda _, __, which, *___: followed.append(which) or "COMPLETED_FAILED"
     )
     assert backfill_command(SOURCE, settings=planned.settings, wanted={}) == 12
     assert followed == [backfill_id]

@@ -132,7 +132,11 @@ def test_a_lost_workers_run_is_retried_and_paid_once(world, environment, databas
 
         def waiting():
             with world.run_context() as context:
-                return {wait.run for wait in context.ledger.waits.list() if wait.wait.chunk}
+                return {
+                    item.holder.run
+                    for item in context.ledger.progress.live()
+                    if any(wait.chunk for wait in item.work.waits)
+                }
 
         wait_for(lambda: len(waiting()) == 2)
         item.kill()

@@ -15,7 +15,7 @@ from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.runs import find_runs, runs_command
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.waits import Wait
+from caf_pipeline.waits import Wait, Work
 from caf_pipeline_tests.support.dagster_private import EngineEventData, SerializableErrorInfo
 from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, start_run
 
@@ -33,7 +33,7 @@ def test_each_run_shows_chunk_status_and_result(pipeline, capsys):
         pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": waiting}
     )
     wait = Wait("a provider's proof", "it comes", datetime.now(UTC), waiting)
-    pipeline.ledger.waits.record(this_process(started), SOURCE, [wait])
+    pipeline.ledger.progress.record(this_process(started), SOURCE, Work(waits=(wait,)))
     killed = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": dead})
     pipeline.instance.add_run_tags(
         killed, process_tags(replace(this_process(killed), process_started=1.0))

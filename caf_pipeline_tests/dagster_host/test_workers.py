@@ -110,11 +110,15 @@ def command(caf, ledger, database):
             process,
         )
         Ledger(database).controls.set("paused", "a test")
-        wait_for(lambda: any(item.wait.chunk for item in ledger.waits.list()), process)
+        wait_for(lambda: chunks_that_wait(ledger), process)
         yield process
     finally:
         process.kill()
         process.communicate()
+
+
+def chunks_that_wait(ledger):
+    return [wait.chunk for item in ledger.progress.live() for wait in item.work.waits if wait.chunk]
 
 
 def our_workers(pid=None):
@@ -159,7 +163,7 @@ def test_workers_end_with_a_killed_command(caf, command, ledger, database):
 
 
 def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, database):
-    (waiting, *_) = [item.wait.chunk for item in ledger.waits.list() if item.wait.chunk]
+    (waiting, *_) = chunks_that_wait(ledger)
     (lease,) = [lease for lease in ledger.leases.list() if lease.name == chunk_lease(waiting)]
     psutil.Process(lease.holder.pid).kill()
     Ledger(database).controls.set("paused", None)
@@ -176,7 +180,7 @@ def test_a_general_error_is_raised_and_ends_all_workers(pipeline):
     settings = pipeline.settings.model_copy(
         update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")}
     )
-    with pytest.raises(LedgerUnreachable) as raised, Workers(2, settings, SOURCE, _Deaf) as workers:
+    with pytest.raises(LedgerUnreachable) as raised, Workers(2, settings, SOURCE) as workers:
         list(workers.archive(deque([a_chunk("src-1-1")]), no_room=print))
     assert raised.value.hint
     assert our_workers() == []
@@ -188,17 +192,10 @@ def test_a_worker_has_only_the_secrets_that_it_uses(pipeline, monkeypatch, is_pu
         monkeypatch.setenv(name, "a secret")
     source = pipeline.settings.source(SOURCE).model_copy(update={"public": is_public})
     settings = pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
-    with Workers(2, settings, SOURCE, _Deaf):
+    with Workers(2, settings, SOURCE):
         environments = [worker.environ() for worker in our_workers()]
     secret = {name for each in environments for name, value in each.items() if value == "a secret"}
     assert secret == (set() if is_public else {IDENTITY_VARIABLE, PASSPHRASE_VARIABLE})
-
-
-class _Deaf:
-    """Ignores all messages of a worker."""
-
-    def __getattr__(self, name):
-        return lambda *_, **__: None
 
 
 def test_two_workers_are_used_only_for_large_plans():

@@ -112,9 +112,9 @@ def _perform(order: Order, moments: Moments) -> None:
         run=order.run,
         ledger=ledger,
         client=client_for(endpoint),
-        progress=lambda objects, size_bytes: moments.passing(),
-        upload_progress=lambda size_bytes: moments.passing(),
     )
+    context.waits.packed = lambda objects, size_bytes: moments.passing()
+    context.waits.sent = lambda size_bytes: moments.passing()
     with contextlib.closing(ledger), contextlib.ExitStack() as stack:
         stack.callback(context.close)
         names = [order.chunk]

@@ -92,7 +92,7 @@ def test_changed_table_is_noticed(connection, change):
     assert differences(connection)
 
 
-@pytest.mark.parametrize("statement", ["DROP TABLE waits", "CREATE TABLE more (a text)"])
+@pytest.mark.parametrize("statement", ["DROP TABLE run_progress", "CREATE TABLE more (a text)"])
 def test_missing_or_additional_table_is_noticed(connection, statement):
     connection.execute(statement)
     assert differences(connection)

@@ -171,7 +171,7 @@ def test_unlisted_or_silent_copy_counts_as_missing(context, store):
 
 def test_what_is_sent_is_told_of(context):
     sizes = []
-    object.__setattr__(context, "upload_progress", sizes.append)
+    context.waits.sent = sizes.append
     chunk = uploaded_chunk(context)
     assert sum(sizes) == 3 * chunk.stored_size_bytes
 
