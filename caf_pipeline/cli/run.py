@@ -32,7 +32,7 @@ def run(  # noqa: PLR0917 - the command line's options
             "--workers",
             metavar="N",
             min=0,
-            help="Archive N chunks at a time; 0 chooses by their sizes.",
+            help="Archive N chunks at a time; 0 chooses by the machine and their sizes.",
         ),
     ] = 0,
     json: JsonOption = False,
@@ -49,8 +49,9 @@ def run(  # noqa: PLR0917 - the command line's options
     of SOURCE is archived anyway.
 
     With N workers, N - 1 chunks are packed while another is uploaded. Each has a process and its
-    space in staging; without space for two, chunks are archived one by one. The default is 2, or 1
-    for small chunks.
+    space in staging; without space for two, chunks are archived one by one. By default one worker
+    packs for each two cores (at least 1, at most 8), and another uploads, as far as staging and
+    memory suffice. Small chunks have one worker.
 
     For a source with the setting `inventory`, the newest complete S3 Inventory report replaces the
     listing.

@@ -22,6 +22,7 @@ from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.dagster_host.code_location import CodeLocation, code_location
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress, object_of
+from caf_pipeline.dagster_host.setup import this_machine
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.source_runs import ChunkOutcome, SourceRuns, open_instance
 from caf_pipeline.dagster_host.summary import InventoryTotals, Summary, exit_status, sentence
@@ -331,7 +332,8 @@ class _Command:
         def say_no_room(error: StagingError) -> None:
             self._say(f"{error}; from now on one chunk after the other", style="yellow")
 
-        count = min(self._workers or best_worker_count(list(waiting)), len(waiting))
+        best = best_worker_count(waiting, this_machine(self._settings))
+        count = min(self._workers or best, len(waiting))
         if count > 1:
             with Workers(count, self._settings, self._source) as workers:
                 self._pids = workers.pids

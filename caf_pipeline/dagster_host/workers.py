@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final, Self, cast
 
 from caf_pipeline.dagster_host import worker
+from caf_pipeline.dagster_host.setup import Machine
 from caf_pipeline.dagster_host.source_runs import ChunkOutcome
 from caf_pipeline.dagster_host.team_project import team_project
 from caf_pipeline.errors import CafError, StagingError
@@ -24,8 +25,9 @@ from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.child_environment import Need, child_environment
 
-DEFAULT_WORKERS: Final = 2
-"""One is packed, one is sent. Each needs room in staging."""
+MOST_PACKING: Final = 8
+WORKER_BYTES: Final = 500 << 20
+"""Memory of a worker that packs many small objects."""
 
 CONCURRENT_MIN_BYTES: Final = 1 << 30
 """Bytes of all chunks but the largest, below which one worker is as fast. A start takes 2 s."""
@@ -34,11 +36,23 @@ _NEEDS: Final = Need.SETTINGS | Need.NETWORK | Need.S3 | Need.WALLET | Need.STOR
 """The settings, with the worker key and the ledger's URL, reach a worker by its pipe."""
 
 
-def best_worker_count(chunks: Sequence[Chunk]) -> int:
-    """Return how many workers archive these chunks fastest."""
+def best_worker_count(chunks: Sequence[Chunk], machine: Machine) -> int:
+    """Return how many workers archive these chunks fastest: one sends, the others pack.
+
+    At least one packs. Two cores, room in staging and memory are needed for each further worker.
+    """
     sizes = [chunk.object_bytes for chunk in chunks]
-    is_worth = sizes and sum(sizes) - max(sizes) >= CONCURRENT_MIN_BYTES
-    return DEFAULT_WORKERS if is_worth else 1
+    if not sizes or sum(sizes) - max(sizes) < CONCURRENT_MIN_BYTES:
+        return 1
+    largest = max(chunk.expected_size_bytes for chunk in chunks)
+    return max(
+        2,
+        min(
+            1 + min(machine.cores // 2, MOST_PACKING),
+            machine.staging_bytes // max(largest, 1),
+            machine.memory_bytes // WORKER_BYTES,
+        ),
+    )
 
 
 class _Worker:

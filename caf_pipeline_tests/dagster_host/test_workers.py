@@ -16,7 +16,9 @@ from rich.console import Console
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.run_source import run_source
-from caf_pipeline.dagster_host.workers import CONCURRENT_MIN_BYTES, Workers, best_worker_count
+from caf_pipeline.dagster_host.setup import Machine
+from caf_pipeline.dagster_host.workers import CONCURRENT_MIN_BYTES as GIB
+from caf_pipeline.dagster_host.workers import Workers, best_worker_count
 from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.encryption.identities import IDENTITY_VARIABLE
 from caf_pipeline.errors import (
@@ -198,14 +200,34 @@ def test_a_worker_has_only_the_secrets_that_it_uses(pipeline, monkeypatch, is_pu
     assert secret == (set() if is_public else {IDENTITY_VARIABLE, PASSPHRASE_VARIABLE})
 
 
-def test_two_workers_are_used_only_for_large_plans():
-    def chunks(*sizes):
-        return [a_chunk(f"src-1-{number}", object_bytes=size) for number, size in enumerate(sizes)]
+@pytest.mark.parametrize(
+    ("cores", "memory_bytes", "staging_bytes", "count"),
+    [
+        (1, 8 << 30, 900 * GIB, 2),
+        (2, 8 << 30, 900 * GIB, 2),
+        (4, 8 << 30, 900 * GIB, 3),
+        (64, 8 << 30, 900 * GIB, 9),
+        (64, 2 << 30, 900 * GIB, 4),
+        (64, 8 << 30, 5 * GIB, 5),
+        (64, 1, 1, 2),
+    ],
+)
+def test_workers_follow_cores_memory_and_staging(cores, memory_bytes, staging_bytes, count):
+    machine = Machine(cores, memory_bytes, staging_bytes)
+    assert best_worker_count(chunks_of(*[GIB] * 20), machine) == count
 
-    assert best_worker_count(chunks(CONCURRENT_MIN_BYTES, CONCURRENT_MIN_BYTES)) == 2
-    assert best_worker_count(chunks(CONCURRENT_MIN_BYTES - 1, CONCURRENT_MIN_BYTES)) == 1
-    assert best_worker_count(chunks(30 * CONCURRENT_MIN_BYTES)) == 1
-    assert best_worker_count([]) == 1
+
+def chunks_of(*sizes):
+    return [
+        a_chunk(f"src-1-{number}", object_bytes=size, expected_size_bytes=size)
+        for number, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(), (30 * GIB,), (GIB - 1, GIB)])
+def test_one_worker_archives_small_plans(sizes):
+    machine = Machine(64, 8 << 30, 900 * GIB)
+    assert best_worker_count(chunks_of(*sizes), machine) == 1
 
 
 @pytest.mark.parametrize(
