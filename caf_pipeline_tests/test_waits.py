@@ -105,12 +105,3 @@ def test_work_is_recorded_again_until_it_succeeds():
         assert done.wait(PATIENCE_SECONDS)
     waits.close()
     assert records == [*[Work("src-1-1", 1, 1000, 300, 50)] * 2, Work()]
-
-
-def test_a_run_that_did_nothing_records_nothing():
-    records = []
-    waits = Waits(record=lambda work: not records.append(work))
-    with waits.on("src-1-1"):
-        pass
-    waits.close()
-    assert records == []

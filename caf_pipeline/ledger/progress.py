@@ -50,14 +50,13 @@ _REPLACE: Final = _RECORD.on_conflict_do_update(
     index_elements=_KEY,
     set_={name: value for name, value in _RECORD.excluded.items() if name not in _KEY},
 )
+# Removes rows of killed processes, too.
 _REMOVE: Final = delete(RUN_PROGRESS).where(
     or_(
         and_(*(RUN_PROGRESS.c[name] == bindparam(name) for name in _KEY)),
         RUN_PROGRESS.c.expires_at < func.clock_timestamp() - timedelta(days=1),
     )
 )
-"""Removes rows of killed processes, too."""
-
 _LIVE: Final = (
     select(RUN_PROGRESS)
     .where(RUN_PROGRESS.c.expires_at > func.clock_timestamp())

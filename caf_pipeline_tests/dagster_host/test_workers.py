@@ -204,12 +204,10 @@ def test_a_worker_has_only_the_secrets_that_it_uses(pipeline, monkeypatch, is_pu
     ("cores", "memory_bytes", "staging_bytes", "count"),
     [
         (1, 8 << 30, 900 * GIB, 2),
-        (2, 8 << 30, 900 * GIB, 2),
         (4, 8 << 30, 900 * GIB, 3),
         (64, 8 << 30, 900 * GIB, 9),
         (64, 2 << 30, 900 * GIB, 4),
         (64, 8 << 30, 5 * GIB, 5),
-        (64, 1, 1, 2),
     ],
 )
 def test_workers_follow_cores_memory_and_staging(cores, memory_bytes, staging_bytes, count):
