@@ -91,14 +91,6 @@ def test_mutated_files_never_crash_hang_or_fill_memory(kind, fault, soak, tmp_pa
 
 
 @pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
-def test_an_input_is_its_number(kind):
-    """A failure must be reproducible."""
-    make, _ = caf_fuzzing.KINDS[kind]
-    assert [make(number) for number in range(50)] == [make(number) for number in range(50)]
-    assert len({make(number) for number in range(50)}) > 30
-
-
-@pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
 def test_the_real_files_that_inputs_are_made_of_are_read(kind):
     """Otherwise every mutation would be refused for a fault of its original."""
     seeds = {

@@ -84,7 +84,7 @@ def test_the_root_is_the_chains(vector, tmp_path):
         assert merkle_root(path, vector["proof_type"]).hex() == vector["merkle"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(SIZES, st.lists(st.integers(1, 800_000), max_size=6), st.sampled_from([0, 3]))
 def test_root_does_not_depend_on_the_split(size_bytes, pieces, proof_type):
     content, tree, position = sample(size_bytes + 1), MerkleTree(proof_type), 0

@@ -34,7 +34,7 @@ FIRST_NUMBERS = st.integers(0, 20).flatmap(
 
 
 @NEEDS_NATIVE
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(SIZES, FIRST_NUMBERS, st.sampled_from([0, 3]), st.integers(0, 1000))
 def test_compiled_and_in_python_a_subtree_has_the_same_root(
     size_bytes, first_number, proof_type, seed

@@ -225,21 +225,6 @@ def test_the_older_archive_stands_until_the_new_one_is_whole(tmp_path):
     assert os.listdir(tmp_path) == ["a.caf"]
 
 
-def test_members_added_out_of_order_are_indexed_in_byte_order():
-    keys = ["b", "a/b", "\U00010000", "a", "\uffee", "a-b", "B", "a.b"]
-    _, raw = built({key: (n, n + 1) for n, key in enumerate(keys)})
-    assert list(json.loads(raw)["files"]) == [
-        "B",
-        "a",
-        "a-b",
-        "a.b",
-        "a/b",
-        "b",
-        "\uffee",
-        "\U00010000",
-    ]
-
-
 def test_invalid_range_is_refused():
     index = IndexBuilder()
     for start_byte, end_byte in ((2, 1), (-1, 1)):

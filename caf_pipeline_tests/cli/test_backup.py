@@ -6,10 +6,8 @@ import psycopg
 import pytest
 
 from caf_pipeline_tests.support.command_line import CommandLine, expect_error, source_text
-from caf_pipeline_tests.support.crashes import started
+from caf_pipeline_tests.support.doctors import holding
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
-
-LONG = "600"  # seconds; a lease never expires during a test
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def test_a_restore_needs_a_confirmation_and_no_run(caf, database_url):
     refused = caf("backup", "--restore", "ledger.dump")
     assert refused.status == 2
     assert "--yes" in refused.err
-    with started("lease", database_url, "plan/src", LONG):
+    with holding(database_url, "plan/src"):
         expect_error(caf("backup", "--restore", "--yes", "ledger.dump"), 10, "plan/src")
     expect_error(caf("backup", "ledger.dump"), 2, "exists")
 

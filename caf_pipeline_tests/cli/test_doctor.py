@@ -19,7 +19,7 @@ from caf_pipeline_tests.support.command_line import (
     expect_error,
     source_text,
 )
-from caf_pipeline_tests.support.crashes import everything, killed, started
+from caf_pipeline_tests.support.doctors import everything, holding, killed_holding
 from caf_pipeline_tests.support.jackal_command_line import (
     S3_KEYS,
     jackal_command_line,
@@ -30,7 +30,6 @@ from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a 
 pytestmark = pytest.mark.thorough
 
 KEPT = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "1000"}  # windows of this network pass in seconds
-LONG = "600"  # seconds; a lease never expires during a test
 
 
 def fill(bucket):
@@ -102,7 +101,7 @@ def test_with_an_empty_ledger_partitions_named_like_chunks_stay(caf, monkeypatch
 
 def test_a_finding_is_reported_then_repaired_then_gone(caf, tmp_path, database_url):
     assert caf("doctor").status == 0  # opening a folder store makes its folder
-    killed("lease", database_url, "plan/src", LONG)
+    killed_holding(database_url, "plan/src")
     before = everything(tmp_path, database_url)
     done = caf.process("doctor", "--dry-run")
     assert done.status == 1
@@ -119,7 +118,7 @@ def test_a_finding_is_reported_then_repaired_then_gone(caf, tmp_path, database_u
 
 
 def test_json_is_an_object_a_line(caf, database_url):
-    killed("lease", database_url, "plan/src", LONG)
+    killed_holding(database_url, "plan/src")
     (finding,) = records(caf("doctor", "--dry-run", "--json"))
     assert (finding["kind"], finding["name"], finding["turn"], finding["done"]) == (
         "lease",
@@ -165,7 +164,7 @@ def test_findings_for_the_next_run_exit_with_0(caf, database_url):
 def test_a_source_of_the_ledger_alone_is_examined(caf, database_url):
     archive_source(caf)
     caf.settings("")
-    killed("lease", database_url, "plan/src", LONG)
+    killed_holding(database_url, "plan/src")
     done = caf("doctor", "src")
     assert done.status == 0, done.err
     assert "given back" in lines(done)[0]
@@ -191,7 +190,7 @@ def test_doctor_names_the_source_that_no_rebuild_restored(caf, new_ledger):
 
 def test_s3_is_not_needed(caf, database_url):
     archive_source(caf)
-    killed("lease", database_url, "plan/src", LONG)
+    killed_holding(database_url, "plan/src")
     # A different endpoint would be a different source, so a proxy without a server makes S3
     # unreachable.
     done = caf("doctor", HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9")
@@ -225,7 +224,7 @@ def test_a_dry_run_accepts_an_expired_kept_file(on_jackal):
 
 
 def test_without_the_chain_other_checks_run_and_exit_with_7(on_jackal, network, database_url):
-    killed("lease", database_url, "plan/src", LONG)
+    killed_holding(database_url, "plan/src")
     network.kill()
     done = on_jackal("doctor")
     assert done.status == 7
@@ -235,7 +234,7 @@ def test_without_the_chain_other_checks_run_and_exit_with_7(on_jackal, network, 
 
 
 def test_without_a_wallet_other_checks_run_and_exit_with_3(on_jackal, database_url):
-    killed("lease", database_url, "plan/src", LONG)
+    killed_holding(database_url, "plan/src")
     done = on_jackal("doctor", JACKAL_MNEMONIC="")
     assert any("given back" in line for line in lines(done))
     assert done.status == 3
@@ -266,5 +265,5 @@ def test_doctor_and_another_run_finish_a_killed_run(on_jackal, network, database
 
 
 def test_a_live_holder_is_left_alone(caf, database_url):
-    with started("lease", database_url, "plan/src", LONG):
+    with holding(database_url, "plan/src"):
         assert lines(caf("doctor")) == ["nothing was found"]

@@ -176,10 +176,6 @@ def test_a_passphrase_comes_from_the_environment(identity_file, encrypted, monke
     assert identity_file(encrypted).get() == (HYBRID,)
 
 
-def test_a_passphrase_may_be_asked(identity_file, encrypted):
-    assert identity_file(encrypted, ask_passphrase=lambda: PASSPHRASE).get() == (HYBRID,)
-
-
 def test_missing_passphrase_names_the_variable(identity_file, encrypted):
     with pytest.raises(KeyRefused) as refused:
         identity_file(encrypted).get()
@@ -198,10 +194,6 @@ def test_damaged_encrypted_file_is_refused(identity_file, encrypted):
 
 
 # --- commands
-
-
-def test_a_command_prints_an_identity_file():
-    assert of_command("printf", "# mine\n%s\n", HYBRID.reveal()).get() == (HYBRID,)
 
 
 def test_a_command_runs_without_a_shell():

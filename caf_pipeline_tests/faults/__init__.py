@@ -1,9 +1,6 @@
 """The fault matrix: tests that break something on purpose, and examine the result.
 
     world         a bucket, a database, a Jackal network and a home, and their examination
-    runner        the processes that are killed and paused
-    moments       the moments of a run at which it can be killed
-    kept_s3       an S3 server that keeps its objects over a kill
     own_postgres  a Postgres of a single test, which can be killed
     matrix        the only list of all faults, by group
     recording     the fixture `fault`, which counts cases

@@ -1,4 +1,4 @@
-"""Fixtures: `world` is filled, `new_world` makes an empty one, `template` starts runs."""
+"""Fixtures: `world` is filled, `new_world` makes an empty one."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,17 +6,9 @@ from typing import Any
 
 import pytest
 
-from caf_pipeline_tests.faults.runner import Template, running_template
 from caf_pipeline_tests.faults.world import World
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.s3_server import Bucket
-
-
-@pytest.fixture(scope="session")
-def template() -> Iterator[Template]:
-    """The process that starts runs."""
-    with running_template() as template:
-        yield template
 
 
 @pytest.fixture
@@ -25,18 +17,12 @@ def new_world(
     new_bucket: Bucket,
     database_url: str,
     network: LoopbackNetwork,
-    template: Template,
 ) -> Iterator[Callable[..., World]]:
     """Makes a world with an empty bucket, once in a test. Takes the arguments of `World`."""
     made: list[World] = []
 
     def make(**changes: Any) -> World:
-        parts = {
-            "bucket": new_bucket,
-            "database_url": database_url,
-            "network": network,
-            "template": template,
-        }
+        parts = {"bucket": new_bucket, "database_url": database_url, "network": network}
         made.append(World(tmp_path / "world", **parts | changes))
         return made[-1]
 

@@ -15,25 +15,20 @@ from typing import Any, Final
 import pytest
 
 from caf_pipeline_tests.faults.matrix import known
-from caf_pipeline_tests.faults.world import Verdict, World
+from caf_pipeline_tests.faults.world import Counts, Verdict, World
 
 LOG_VARIABLE: Final = "CAF_TEST_FAULT_LOG"
 """The file of the session's cases. Processes of pytest-xdist inherit the variable."""
 
 
-@dataclass
-class Case:
+@dataclass(kw_only=True)
+class Case(Counts):
     """One fault and its result. A case of many inputs states their number."""
 
     group: str
     what: str
     tried: int = 1
     survived: int = 0
-    objects: int = 0
-    size_bytes: int = 0
-    lost: int = 0
-    double: int = 0
-    overcharged_bytes: int = 0
 
     def check(self, world: World) -> Verdict:
         """Examine a world; raise AssertionError if anything is wrong."""
@@ -41,13 +36,6 @@ class Case:
         self.add(verdict)
         verdict.require()
         return verdict
-
-    def add(self, verdict: Verdict) -> None:
-        self.objects += verdict.objects
-        self.size_bytes += verdict.size_bytes
-        self.lost += verdict.lost
-        self.double += verdict.double
-        self.overcharged_bytes += verdict.overcharged_bytes
 
 
 FaultMaker = Callable[[str, str], AbstractContextManager[Case]]
@@ -152,7 +140,7 @@ def fault(request: pytest.FixtureRequest) -> FaultMaker:
     @contextmanager
     def made(group: str, what: str) -> Iterator[Case]:
         assert known(group, what), f"'{group}': '{what}' is not in faults/matrix.py"
-        case = Case(group, what)
+        case = Case(group=group, what=what)
         try:
             yield case
             case.survived = case.tried

@@ -11,9 +11,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -50,37 +49,27 @@ _TABLE_HEAD: Final = "| fault | tried | survived | objects read back |\n|---|---
 _ROW: Final = re.compile(r"^\| ([^|]+?) \| [\d,]+ \| [\d,]+ \|")
 
 
-@dataclass
-class Counts:
-    """Sums over the cases of one fault or all."""
-
-    tried: int = 0
-    survived: int = 0
-    objects: int = 0
-    size_bytes: int = 0
-    lost: int = 0
-    double: int = 0
-    overcharged_bytes: int = 0
-
-    def add(self, other: dict[str, int]) -> None:
-        for entry in fields(self):
-            setattr(self, entry.name, getattr(self, entry.name) + int(other[entry.name]))
-
-    @property
-    def cells(self) -> str:
-        return " | ".join(f"{getattr(self, entry.name):,}" for entry in fields(self))
+_COUNTED: Final = [
+    "tried",
+    "survived",
+    "objects",
+    "size_bytes",
+    "lost",
+    "double",
+    "overcharged_bytes",
+]
 
 
-def read_log(lines: Iterable[str]) -> dict[tuple[str, str], Counts]:
+def read_log(lines: Iterable[str]) -> dict[tuple[str, str], Counter[str]]:
     """Sum the cases of a log by group and fault."""
-    counted: dict[tuple[str, str], Counts] = defaultdict(Counts)
+    counted: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for line in lines:
         case = json.loads(line)
-        counted[case["group"], case["what"]].add(case)
+        counted[case["group"], case["what"]].update({name: case[name] for name in _COUNTED})
     return dict(counted)
 
 
-def page(counted: dict[tuple[str, str], Counts], *, form: str) -> str:
+def page(counted: dict[tuple[str, str], Counter[str]], *, form: str) -> str:
     """Return the page's text.
 
     Raises:
@@ -89,21 +78,21 @@ def page(counted: dict[tuple[str, str], Counts], *, form: str) -> str:
     faults = [(group, what) for group, whats in MATRIX.items() for what in whats]
     if missing := [f"{group}: {what}" for group, what in faults if (group, what) not in counted]:
         raise ValueError("never tried: " + "; ".join(missing))
-    whole = Counts()
+    whole: Counter[str] = Counter()
     for case in faults:
-        whole.add(vars(counted[case]))
+        whole.update(counted[case])
     parts = [
-        _HEAD,
-        f"\n{_when(form)}\n\n**{whole.survived:,} survived of {whole.tried:,} tried.** ",
+        f"{_HEAD}\n{_when(form)}\n\n"
+        f"**{whole['survived']:,} survived of {whole['tried']:,} tried.** "
+        f"{whole['objects']:,} objects of {whole['size_bytes']:,} bytes were read back: "
+        f"{whole['lost']:,} lost, {whole['double']:,} "
+        f"double, {whole['overcharged_bytes']:,} bytes charged twice.\n"
     ]
-    parts.append(
-        f"{whole.objects:,} objects of {whole.size_bytes:,} bytes were read back: {whole.lost:,} "
-        f"lost, {whole.double:,} "
-    )
-    parts.append(f"double, {whole.overcharged_bytes:,} bytes charged twice.\n")
     for group, whats in MATRIX.items():
         parts.append(f"\n## {group}\n\n{_TABLE_HEAD}")
-        parts += [f"| {what} | {counted[group, what].cells} |\n" for what in whats]
+        for what in whats:
+            numbers = [counted[group, what][name] for name in ("tried", "survived", "objects")]
+            parts.append(f"| {what} | {' | '.join(f'{number:,}' for number in numbers)} |\n")
     return "".join(parts)
 
 

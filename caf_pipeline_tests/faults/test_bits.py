@@ -24,7 +24,7 @@ from caf_pipeline_tests.faults.world import COPIES, SOURCE
 from caf_pipeline_tests.support.command_line import CommandLine
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.paying_runs import then
+from caf_pipeline_tests.support.payers import then
 from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
     a_run_context,

@@ -5,14 +5,11 @@ the seed is in a failed test's name.
 """
 
 import random
-import signal
 
 import pytest
 
-from caf_pipeline_tests.faults.moments import AT_ITS_END, Fatal
 from caf_pipeline_tests.faults.world import ONE_CHUNK
-
-KILLED = -signal.SIGKILL
+from caf_pipeline_tests.support.kills import AT_ITS_END, KILLED, Fatal
 
 MOMENTS = {
     "load_batch": 40,
@@ -25,6 +22,9 @@ MOMENTS = {
     "release_staging": 15,
 }
 """About the number of moments of a step. A step with fewer is killed at its end."""
+
+FEWEST = 14
+"""Every step of a store that is a folder has more moments."""
 
 PHASES = {
     "packing": ("pack_chunk",),
@@ -48,19 +48,21 @@ def pytest_generate_tests(metafunc):
         )
 
 
+@pytest.mark.parametrize("kind", ["jackal", "directory"])
 @pytest.mark.parametrize(
     "where", ["before", pytest.param("inside", marks=pytest.mark.sample), "after"]
 )
-def test_runs_killed_at_successive_steps_are_each_resumed(fault, new_world, where, seed):
-    world = new_world(source={"target_size": ONE_CHUNK})
+def test_runs_killed_at_successive_steps_are_each_resumed(fault, new_world, kind, where, seed):
+    world = new_world(store={"kind": kind}, source={"target_size": ONE_CHUNK})
     world.fill(small=10, large=2)
     with fault("A run is killed", f"{where} each of its eight steps") as case:
         chance = random.Random(f"{where} {seed}")
         (chunk,) = world.plan()
         case.tried = len(MOMENTS)
-        for step, most in MOMENTS.items():
+        for step, count in MOMENTS.items():
+            most = FEWEST if kind == "directory" and step != "pack_chunk" else count
             moment = {"before": 0, "inside": chance.randrange(1, most), "after": AT_ITS_END}[where]
-            assert world.run(chunk, fatal=Fatal(step, moment)) == KILLED, world.runs[-1].said
+            assert world.run(chunk, fatal=Fatal(step, moment)) == KILLED, world.runs[-1].printed
         world.finish()
         case.check(world)
 
@@ -76,7 +78,7 @@ def test_run_killed_at_random_moments_is_finished_by_next(fault, world, phase, s
             for chunk in chunks:
                 step = chance.choice(PHASES[phase])
                 status = world.run(chunk, fatal=Fatal(step, chance.randrange(1, MOMENTS[step])))
-                assert status == KILLED, world.runs[-1].said
+                assert status == KILLED, world.runs[-1].printed
                 case.tried += 1
         world.finish()
         case.check(world)
@@ -89,7 +91,7 @@ def test_run_killed_during_inventory_or_plan_is_finished_by_next(fault, world, s
         for step, most in (("take_inventory", 10), ("cut_plan", 60)) * (KILLS_OF_A_SOURCE // 2):
             assert world.run(fatal=Fatal(step, chance.randrange(most))) == KILLED, world.runs[
                 -1
-            ].said
+            ].printed
             case.tried += 1
         world.finish()
         case.check(world)
@@ -101,7 +103,7 @@ def test_run_killed_repeatedly_from_outside_is_finished_eventually(fault, world,
         chance = random.Random(f"whole way {seed}")
         case.tried = 0
         for _ in range(KILLS_OF_A_SOURCE):
-            run = world.start(told=True)
+            run = world.start(counted=True)
             run.wait_for_moments(chance.randrange(1, 260))
             case.tried += run.kill() == KILLED
         world.finish()

@@ -5,10 +5,9 @@ import signal
 import pytest
 
 from caf_pipeline.errors import HeldByOther
-from caf_pipeline_tests.faults.moments import Fatal
 from caf_pipeline_tests.faults.world import ONE_CHUNK
+from caf_pipeline_tests.support.kills import KILLED, Fatal
 
-KILLED = -signal.SIGKILL
 HELD = HeldByOther.exit_code
 
 PAUSED_AT = {
@@ -41,7 +40,7 @@ def test_one_of_two_runs_finishes_other_names_holder(fault, world):
 def test_run_beside_killed_one_finishes_or_names_holder(fault, world):
     with fault(GROUP, "at once, the first killed in its middle") as case:
         for chunk in world.plan():
-            first, second = world.start(chunk, told=True), world.start(chunk)
+            first, second = world.start(chunk, counted=True), world.start(chunk)
             first.wait_for_moments(200)
             assert first.kill() in (KILLED, 0, HELD)
             assert second.wait() in (0, HELD)

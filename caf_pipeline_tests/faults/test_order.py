@@ -115,7 +115,7 @@ def test_located_partition_run_again_elsewhere_does_nothing(fault, small_world):
     with fault(GROUP, "the same partition run again after it is located") as case:
         for _ in range(3):
             small_world.run(name)
-            assert small_world.runs[-1].ended_in_order, small_world.runs[-1].said
+            assert small_world.runs[-1].ended_in_order, small_world.runs[-1].printed
         small_world.finish()
         case.check(small_world)
 

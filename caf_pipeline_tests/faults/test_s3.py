@@ -21,9 +21,9 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.formats.chunkio import LogReader
 from caf_pipeline.steps import inventories, planning
-from caf_pipeline_tests.faults.moments import Fatal
 from caf_pipeline_tests.faults.s3_faults import PASSING
 from caf_pipeline_tests.faults.world import ONE_CHUNK, SOURCE
+from caf_pipeline_tests.support.kills import Fatal
 
 GROUP = "S3 misbehaves"
 PLAIN = "some/key-001"
@@ -431,7 +431,7 @@ def test_wrong_database_clock_changes_nothing(fault, small_world, unruly_s3, dat
         unruly_s3.hang(0.0)
         (chunk,) = world.plan()
         run = world.start(chunk)
-        assert run.wait() == 0, run.said
+        assert run.wait() == 0, run.printed
         world.put("later", b"later")
         world.finish()
         skew_database(database_url, "")

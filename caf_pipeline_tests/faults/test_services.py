@@ -6,16 +6,15 @@ service restarted behind broken connections, in the other it finds none. The nex
 
 import random
 import signal
+from functools import partial
 
 import pytest
 
-from caf_pipeline_tests.faults.kept_s3 import KeptS3
-from caf_pipeline_tests.faults.moments import Fatal
 from caf_pipeline_tests.faults.own_postgres import OwnPostgres
+from caf_pipeline_tests.support.kills import KILLED, Fatal
 from caf_pipeline_tests.support.pgbouncer import running_pooler
 
 GROUP = "A service is killed and started again"
-KILLED = -signal.SIGKILL
 
 PAUSED_AT = {
     "packing": Fatal("pack_chunk", 60, signal.SIGSTOP),
@@ -26,104 +25,77 @@ PAUSED_AT = {
 }
 
 
+FIRST_PAGE = Fatal("take_inventory", 3, signal.SIGSTOP)
+
+
 @pytest.fixture(scope="module")
 def postgres():
     with OwnPostgres() as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def kept_s3(tmp_path_factory):
-    with KeptS3(tmp_path_factory.mktemp("s3")) as running:
-        yield running
+@pytest.fixture
+def world_of(request, new_world, network, unruly_s3, new_bucket):
+    """Makes a world; returns it with how its service is killed and started, for the two runs."""
+
+    def make(service):
+        match service:
+            case "Postgres":
+                server = request.getfixturevalue("postgres")
+                world = new_world(database_url=server.new_database())
+            case "the S3 server":
+                server = unruly_s3
+                bucket = server.in_front_of(new_bucket)
+                world = new_world(bucket=bucket, packing={"request_attempts": 3})
+            case "the chain and all providers":
+                world, server = new_world(), network
+            case "a provider":
+                kills = [partial(network.kill_provider, number) for number in (0, 1)]
+                starts = [partial(network.start_provider, number) for number in (0, 1)]
+                return new_world(), list(zip(kills, starts, strict=True))
+        return world, [(server.kill, server.start)] * 2
+
+    return make
 
 
-def killed_under(world, chunk, at, kill, start, *, meets_nobody):
+def killed_under(world, chunk, at, kill, start, *, without_service):
     """Run a chunk; kill and restart a service at a moment; return when the run has ended."""
     run = world.start(chunk, fatal=at)
     run.wait_until_paused()
     kill()
-    if not meets_nobody:
+    if not without_service:
         start()
     run.resume()
-    assert run.ended_in_order, run.said
-    if meets_nobody:
+    assert run.ended_in_order, run.printed
+    if without_service:
         start()
 
 
-@pytest.mark.parametrize("phase", ["packing", "posting", "loading"])
-def test_postgres_killed_under_a_run_loses_nothing(fault, new_world, postgres, phase):
-    world = new_world(database_url=postgres.new_database())
-    with fault(GROUP, f"Postgres, while {phase}") as case:
+@pytest.mark.parametrize(
+    ("service", "phase"),
+    [
+        ("Postgres", "packing"),
+        ("Postgres", "posting"),
+        ("Postgres", "loading"),
+        ("the S3 server", "packing"),
+        ("the S3 server", "the inventory is taken"),
+        ("the chain and all providers", "posting"),
+        ("the chain and all providers", "uploading"),
+        ("the chain and all providers", "verifying"),
+        pytest.param("a provider", "uploading", marks=pytest.mark.sample),
+    ],
+)
+def test_service_killed_under_a_run_loses_nothing(fault, world_of, service, phase):
+    with fault(GROUP, f"{service}, while {phase}") as case:
+        world, ways = world_of(service)
         world.fill()
-        first, second, _ = world.plan()
-        case.tried = 2
-        killed_under(
-            world, first, PAUSED_AT[phase], postgres.kill, postgres.start, meets_nobody=False
-        )
-        killed_under(
-            world, second, PAUSED_AT[phase], postgres.kill, postgres.start, meets_nobody=True
-        )
-        world.finish()
-        case.check(world)
-
-
-def test_the_s3_server_killed_under_a_packing_loses_nothing(fault, new_world, kept_s3):
-    world = new_world(bucket=kept_s3.make_bucket(), packing={"request_attempts": 3})
-    with fault(GROUP, "the S3 server, while packing") as case:
-        world.fill()
-        first, second, _ = world.plan()
-        case.tried = 2
-        killed_under(
-            world, first, PAUSED_AT["packing"], kept_s3.kill, kept_s3.start, meets_nobody=False
-        )
-        killed_under(
-            world, second, PAUSED_AT["packing"], kept_s3.kill, kept_s3.start, meets_nobody=True
-        )
-        world.finish()
-        case.check(world)
-
-
-def test_the_s3_server_killed_under_an_inventory_loses_nothing(fault, new_world, kept_s3):
-    world = new_world(bucket=kept_s3.make_bucket(), packing={"request_attempts": 3})
-    with fault(GROUP, "the S3 server, while the inventory is taken") as case:
-        world.fill()
-        case.tried = 2
-        listing = Fatal("take_inventory", 3, signal.SIGSTOP)
-        killed_under(world, "", listing, kept_s3.kill, kept_s3.start, meets_nobody=True)
-        killed_under(world, "", listing, kept_s3.kill, kept_s3.start, meets_nobody=False)
-        world.finish()
-        case.check(world)
-
-
-@pytest.mark.parametrize("phase", ["posting", "uploading", "verifying"])
-def test_chain_killed_during_run_loses_nothing_and_charges_once(fault, world, network, phase):
-    with fault(GROUP, f"the chain and all providers, while {phase}") as case:
-        first, second, _ = world.plan()
-        case.tried = 2
-        killed_under(
-            world, first, PAUSED_AT[phase], network.kill, network.start, meets_nobody=False
-        )
-        killed_under(
-            world, second, PAUSED_AT[phase], network.kill, network.start, meets_nobody=True
-        )
-        world.finish()
-        case.check(world)
-
-
-@pytest.mark.sample
-def test_provider_killed_during_upload_loses_nothing_and_charges_once(fault, world, network):
-    with fault(GROUP, "a provider, while uploading") as case:
-        first, second, _ = world.plan()
-        case.tried = 2
-        for provider, (chunk, meets_nobody) in enumerate([(first, False), (second, True)]):
-            kill, start = (
-                lambda one=provider: network.kill_provider(one),
-                lambda one=provider: network.start_provider(one),
-            )
-            killed_under(
-                world, chunk, PAUSED_AT["uploading"], kill, start, meets_nobody=meets_nobody
-            )
+        case.tried = len(ways)
+        at = PAUSED_AT.get(phase, FIRST_PAGE)
+        chunks = ["", ""] if at is FIRST_PAGE else world.plan()
+        # An inventory that succeeds leaves nothing for a second run: that one is last.
+        order = [True, False] if at is FIRST_PAGE else [False, True]
+        for chunk, (kill, start), without_service in zip(chunks, ways, order, strict=False):
+            killed_under(world, chunk, at, kill, start, without_service=without_service)
         world.finish()
         case.check(world)
 
@@ -144,10 +116,10 @@ def test_runs_behind_killed_pooler_lose_nothing(fault, new_world, database_url):
         ):
             assert world.run(third, fatal=Fatal(step, chance.randrange(1, most))) == KILLED
         killed_under(
-            world, first, PAUSED_AT["posting"], pooler.kill, pooler.start, meets_nobody=False
+            world, first, PAUSED_AT["posting"], pooler.kill, pooler.start, without_service=False
         )
         killed_under(
-            world, second, PAUSED_AT["loading"], pooler.kill, pooler.start, meets_nobody=True
+            world, second, PAUSED_AT["loading"], pooler.kill, pooler.start, without_service=True
         )
         world.finish()
         case.check(world)

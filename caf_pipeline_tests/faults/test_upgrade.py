@@ -1,6 +1,5 @@
 """A run of an older version is killed; the present code continues with its files."""
 
-import os
 import signal
 from collections import Counter
 
@@ -11,9 +10,8 @@ from caf_pipeline.packing.journal import format as journal
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.faults import old_version
 from caf_pipeline_tests.faults.world import COPIES, SOURCE
-from caf_pipeline_tests.support.command_line import FOREIGN, CommandLine
+from caf_pipeline_tests.support.command_line import CommandLine
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
-from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 
 GROUP = "An upgrade with runs in flight"
@@ -51,15 +49,8 @@ MOMENTS = {
 
 
 @pytest.fixture(scope="module")
-def old_caf(tmp_path_factory):
-    """Runs the old `caf`."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)
-    }
-    with old_version.OldVersion(
-        old_version.extract(tmp_path_factory.mktemp("old")), environment
-    ) as running:
-        yield running
+def old_tree(tmp_path_factory):
+    return old_version.extract(tmp_path_factory.mktemp("old"))
 
 
 @pytest.fixture
@@ -105,22 +96,17 @@ def chunks_of(world):
     not old_version.can_be_upgraded(), reason="the SQL files of the last commit are others"
 )
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_run_of_an_older_version_is_finished(fault, old_caf, old_world, caf, moment):
+def test_a_killed_run_of_an_older_version_is_finished(fault, old_tree, old_world, caf, moment):
     fatal, state = MOMENTS[moment]
     with fault(GROUP, "a run of an older version is killed") as case:
-        finish_killed_run(old_caf, old_world, caf, fatal, state)
+        finish_killed_run(old_tree, old_world, caf, fatal, state)
         case.check(old_world)
 
 
-def finish_killed_run(old_caf, old_world, caf, fatal, state):
+def finish_killed_run(old_tree, old_world, caf, fatal, state):
     """Kill the old run at a moment; let the present `caf` finish it."""
-    status, output = old_caf.run(
-        "run",
-        SOURCE,
-        moment=fatal,
-        folder=caf.folder,
-        environment=caf.variables(),
-        seconds=PATIENCE_SECONDS,
+    status, output = old_version.run_killed(
+        old_tree, "run", SOURCE, moment=fatal, folder=caf.folder, environment=caf.variables()
     )
     assert status == -signal.SIGKILL, output
     before = chunks_of(old_world)

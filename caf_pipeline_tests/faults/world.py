@@ -4,14 +4,15 @@
 the staging folder, and every object read back through the product.
 """
 
+import functools
 import hashlib
 import itertools
 import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from caf_pipeline.ledger.database import database_of
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.packing import packer
+from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import Settings
@@ -33,11 +36,9 @@ from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.waits import Waits
 from caf_pipeline.wiring import open_run_context
-from caf_pipeline_tests.faults.moments import Fatal
-from caf_pipeline_tests.faults.runner import WITH_TRACEBACK, Order, Run, Template
-from caf_pipeline_tests.faults.runner import start as start_run
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.kills import WITH_TRACEBACK, Fatal, Moments, Process
 from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, Bucket, client_for
 
@@ -61,41 +62,100 @@ _wallets = itertools.count(1)
 IDENTITY: Final = "object_version(version_id, etag, size_bytes, rewritten_at)"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The result of an examination.
+class Run(Process):
+    """A process that runs a chunk's steps, or everything."""
+
+    def __init__(
+        self, name: str, chunk: str, *, printed: Path, named: dict[str, Any], **options: Any
+    ) -> None:
+        action = functools.partial(_run, name=name, chunk=chunk, **named)
+        super().__init__(action, printed=printed, **options)
+        self.name = name
+        self.chunk = chunk
+        self._printed = printed
+
+    def __str__(self) -> str:
+        fatal = self.fatal or f"left alone after {self.seen} moments"
+        return f"{self.name} of {self.chunk or 'everything'}, {fatal}, ended with {self.wait()},"
+
+    @property
+    def printed(self) -> str:
+        """Return its output, which is empty in a normal run."""
+        return self._printed.read_text()
+
+
+def _run(
+    moments: Moments, *, name: str, chunk: str, values: dict[str, Any], lease_seconds: float
+) -> None:
+    # Checkpoints of the packing journal as often as objects this small need, so that kills fall
+    # before, in and behind them.
+    packer.pace_of = lambda settings: CheckpointPace(
+        due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000
+    )
+    with _open_context(values, name, lease_seconds) as context:
+        context.waits.packed = lambda objects, size_bytes: moments.passing()
+        context.waits.sent = lambda size_bytes: moments.passing()
+        names = [chunk]
+        if not chunk:
+            with moments.step("take_inventory"):
+                snapshot = inventories.take_inventory(context)
+            with moments.step("cut_plan"):
+                planning.cut_plan(context, snapshot)
+            names = [chunk.name for chunk in context.ledger.chunks.list(SOURCE, UNDER_WAY)]
+        for planned in names:
+            for step in CHUNK_STEPS:
+                with moments.step(step.__name__):
+                    step(context, planned)
+
+
+@contextmanager
+def _open_context(values: dict[str, Any], run: str, lease_seconds: float) -> Iterator[RunContext]:
+    settings = Settings.model_validate(values)
+    ledger = Ledger(database_of(settings), lease_seconds=lease_seconds)
+    with closing(ledger):
+        ledger.bring_up(Waits())
+        client = client_for(settings.source(SOURCE).endpoint_url)
+        with closing(
+            open_run_context(settings, SOURCE, run=run, ledger=ledger, client=client)
+        ) as context:
+            yield context
+
+
+@dataclass
+class Counts:
+    """The result of examinations.
 
     Attributes:
         objects: located and read back right, with `size_bytes` in total.
         lost: objects neither located nor skipped with a reason, or that do not read back.
         double: objects located twice, and repeated posts of a root.
         overcharged_bytes: charged beyond the copies of located chunks.
-        complaints: all faults as sentences.
     """
 
-    objects: int
-    size_bytes: int
-    lost: int
-    double: int
-    overcharged_bytes: int
-    complaints: Sequence[str]
-
-    def require(self) -> None:
-        """Raise AssertionError with every complaint, if there is one."""
-        assert not self.complaints, "\n".join(self.complaints)
-
-
-@dataclass
-class _Findings:
+    objects: int = 0
+    size_bytes: int = 0
     lost: int = 0
     double: int = 0
     overcharged_bytes: int = 0
-    objects: int = 0
-    size_bytes: int = 0
+
+    def add(self, other: "Counts") -> None:
+        for count in fields(Counts):
+            value = getattr(self, count.name) + getattr(other, count.name)
+            setattr(self, count.name, value)
+
+
+@dataclass
+class Verdict(Counts):
+    """The result of one examination; `complaints` are all faults as sentences."""
+
     complaints: list[str] = field(default_factory=list)
 
     def complain(self, sentence: str) -> None:
         self.complaints.append(sentence)
+
+    def require(self) -> None:
+        """Raise AssertionError with every complaint, if there is one."""
+        assert not self.complaints, "\n".join(self.complaints)
 
 
 class World:
@@ -116,7 +176,6 @@ class World:
         bucket: Bucket,
         database_url: str,
         network: LoopbackNetwork,
-        template: Template,
         lease_seconds: float = LEASE_SECONDS,
         **sections: Any,
     ) -> None:
@@ -130,12 +189,10 @@ class World:
         self.network = network
         self.objects: dict[str, bytes] = {}
         self.runs: list[Run] = []
-        self._template = template
         self._lease_seconds = lease_seconds
         self._sections = sections
         self._ever_put: dict[str, set[bytes]] = {}
-        self._orders = folder / "orders"
-        self._orders.mkdir(parents=True)
+        folder.mkdir()
         number = (next(_wallets) << 32 | os.getpid()).to_bytes(16, "big")
         self._words = Mnemonic("english").to_mnemonic(number)
         self.address = Wallet(self._words).address
@@ -183,7 +240,8 @@ class World:
         )
         jackal = settings.model_dump(mode="json") | {"mnemonic": self._words}
         packing = {"part_size": "64KiB", "window_size": "1MiB", "max_requests": 4}
-        sections = {"jackal": jackal, "packing": packing, "store": {"kind": "jackal"}}
+        store = {"kind": "jackal", "folder": str(self.folder / "store")}
+        sections = {"jackal": jackal, "packing": packing, "store": store}
         changes = dict(self._sections)
         source = bucket | keys | changes.pop("source", {})
         values: dict[str, Any] = {
@@ -198,21 +256,9 @@ class World:
     def staging(self) -> Path:
         return Settings.model_validate(self.values).staging_folder
 
-    @contextmanager
-    def run_context(self, run: str = "this test") -> Iterator[RunContext]:
+    def run_context(self, run: str = "this test") -> AbstractContextManager[RunContext]:
         """Open the product's parts in this process."""
-        settings = Settings.model_validate(self.values)
-        ledger = Ledger(database_of(settings), lease_seconds=self._lease_seconds)
-        try:
-            ledger.bring_up(Waits())
-            client = client_for(settings.source(SOURCE).endpoint_url)
-            context = open_run_context(settings, SOURCE, run=run, ledger=ledger, client=client)
-            try:
-                yield context
-            finally:
-                context.close()
-        finally:
-            ledger.close()
+        return _open_context(self.values, run, self._lease_seconds)
 
     # --- runs -------------------------------------------------------------------------------------
 
@@ -224,25 +270,23 @@ class World:
                 for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks
             ]
 
-    def start(self, chunk: str = "", *, fatal: Fatal | None = None, told: bool = False) -> Run:
+    def start(self, chunk: str = "", *, fatal: Fatal | None = None, counted: bool = False) -> "Run":
         """Start a process that runs a chunk's steps, or everything.
 
         Args:
             chunk: its name, or "".
             fatal: when it is killed or paused.
-            told: let `Run.wait_for_moments` count.
+            counted: let `Run.wait_for_moments` count.
         """
-        number = len(self.runs) + 1
-        order = Order(
-            settings=self.values,
-            source=SOURCE,
-            chunk=chunk,
-            run=f"run-{number}",
-            lease_seconds=self._lease_seconds,
-            answer=str(self._orders / f"{number}.answer"),
+        name = f"run-{len(self.runs) + 1}"
+        run = Run(
+            name,
+            chunk,
+            named={"values": self.values, "lease_seconds": self._lease_seconds},
+            printed=self.folder / f"{name}.printed",
             fatal=fatal,
+            counted=counted,
         )
-        run = start_run(self._template, order, self._orders, number, told=told)
         self.runs.append(run)
         return run
 
@@ -255,7 +299,7 @@ class World:
 
         A partition whose run was killed or failed is run again, whatever its chunk's state.
         """
-        failed = {run.order.chunk for run in self.runs if run.wait()}
+        failed = {run.chunk for run in self.runs if run.wait()}
         again = {
             chunk.name for chunk in self.chunks(*RUN_AGAIN) if chunk.name in failed or "" in failed
         }
@@ -297,7 +341,7 @@ class World:
 
     def examine(self) -> Verdict:
         """Examine everything after the last run; see `Verdict`."""
-        findings = _Findings()
+        findings = Verdict()
         with self.run_context("the examination") as context:
             listed = [obj for page in context.objects.list_pages() for obj in page]
             self._look_for_lost(listed, findings)
@@ -307,16 +351,9 @@ class World:
             self._look_at_the_network(context, findings)
             self._look_at_what_is_left(context, findings)
         self._look_at_runs(findings)
-        numbers = (
-            findings.objects,
-            findings.size_bytes,
-            findings.lost,
-            findings.double,
-            findings.overcharged_bytes,
-        )
-        return Verdict(*numbers, complaints=findings.complaints)
+        return findings
 
-    def _look_for_lost(self, listed: Sequence[S3Object], found: _Findings) -> None:
+    def _look_for_lost(self, listed: Sequence[S3Object], found: Verdict) -> None:
         """Each object is located in one chunk in good standing, or skipped with a reason."""
         rows = self.query(
             f"SELECT file_path, {IDENTITY}, count(*) FROM file_locations JOIN chunks c USING "
@@ -346,12 +383,12 @@ class World:
                 f"{sum(located.values())} locations"
             )
 
-    def _look_at_plans(self, context: RunContext, found: _Findings) -> None:
+    def _look_at_plans(self, context: RunContext, found: Verdict) -> None:
         accounting = planning.account_for(context, inventories.take_inventory(context))
         if not accounting.holds or accounting.claimed:
             found.complain(f"the accounting does not agree: {accounting}")
 
-    def _read_back(self, context: RunContext, listed: Sequence[S3Object], found: _Findings) -> None:
+    def _read_back(self, context: RunContext, listed: Sequence[S3Object], found: Verdict) -> None:
         """Every location reads back with its SHA-256, as a body that its key has or had."""
         current = {(obj.key.decode(), obj.object_version) for obj in listed}
         for key, version, sha256 in self.query(
@@ -377,7 +414,7 @@ class World:
             found.objects += 1
             found.size_bytes += len(body)
 
-    def _look_at_chunks(self, context: RunContext, found: _Findings) -> None:
+    def _look_at_chunks(self, context: RunContext, found: Verdict) -> None:
         for chunk in context.ledger.chunks.list(SOURCE):
             if chunk.state is ChunkState.WITHDRAWN:
                 continue
@@ -391,9 +428,10 @@ class World:
             if explanation:
                 found.complain(f"chunk {chunk.name}: {explanation}")
 
-    def _look_at_the_network(self, context: RunContext, found: _Findings) -> None:
+    def _look_at_the_network(self, context: RunContext, found: Verdict) -> None:
         """Each chunk's root was posted and charged once, and nothing else was posted."""
-        chunks = context.ledger.chunks.list(SOURCE, [ChunkState.LOCATED])
+        jackal = context.settings.store.kind == "jackal"
+        chunks = context.ledger.chunks.list(SOURCE, [ChunkState.LOCATED]) if jackal else []
         state = self.network.state()
         expected = Counter({chunk.merkle_root.hex(): 1 for chunk in chunks if chunk.merkle_root})
         files = Counter(file["merkle"] for file in state["files"] if file["owner"] == self.address)
@@ -411,7 +449,7 @@ class World:
             found.overcharged_bytes += max(0, charged - due)
             found.complain(f"charged: {charged} bytes of space, where {due} were due")
 
-    def _look_at_what_is_left(self, context: RunContext, found: _Findings) -> None:
+    def _look_at_what_is_left(self, context: RunContext, found: Verdict) -> None:
         """Nothing is staged, reserved, claimed or pending, and only this process holds leases."""
         if names := sorted(path.name for path in context.staging().iterdir()):
             found.complain(f"left in staging: {', '.join(names)}")
@@ -430,11 +468,11 @@ class World:
         if unsettled:
             found.complain(f"left: transactions whose fate is not known: {unsettled}")
 
-    def _look_at_runs(self, found: _Findings) -> None:
+    def _look_at_runs(self, found: Verdict) -> None:
         """Every run ended with a result or a CafError, and printed nothing."""
         for run in self.runs:
             status = run.wait()
-            if status == WITH_TRACEBACK or run.said:
-                found.complain(f"{run.order.run} ended with {status} and said:\n{run.said}")
+            if status == WITH_TRACEBACK or run.printed:
+                found.complain(f"{run.name} ended with {status} and printed:\n{run.printed}")
         if found.complaints:
             found.complaints += [f"{run} was before" for run in self.runs]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive
+from caf_pipeline.errors import ArchiveError, ArchiveLimitReached
 from caf_pipeline.formats.clps import (
     FIRST_READ_BYTES,
     HEADER_BYTES,
@@ -260,13 +260,6 @@ def test_archives_that_break_a_rule_are_refused(file, said):
     assert str(refused.value).startswith("it: ")
 
 
-@pytest.mark.parametrize("cut", [1, 3, 10])
-def test_metadata_that_end_within_a_frame_are_refused(cut):
-    metadata = built(*WHOLE, sections=0)[HEADER_BYTES:-cut]
-    with pytest.raises(MalformedArchive, match="inflated"):
-        opened(wrapped(metadata))
-
-
 def test_input_fields_and_names_may_be_anything():
     fields = {
         "_filename": "n",
@@ -301,7 +294,7 @@ def test_table_metadata_that_lie_are_refused(plain):
 # Forged archives
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_no_input_raises_anything_else(data):
     match data.draw(st.sampled_from(["bytes", "flipped", "packets", "plain"])):

@@ -233,7 +233,7 @@ FILES = st.lists(st.binary(min_size=1, max_size=30), unique=True, max_size=300).
 
 @given(FILES, st.booleans())
 @example([FileRange(b"%d" % number, 512 * number, 1) for number in range(20_000)], True)
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_each_file_is_located_with_at_most_one_read(files, embedded):
     found = opened(index_of(files), bytes(1024) if embedded else None)
     found.file.reads = 0
@@ -273,7 +273,7 @@ def test_the_largest_that_it_can_hold_is_held():
 
 
 @given(st.binary(max_size=400), st.binary(max_size=12), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_whatever_the_bytes_are_a_look_up_ends(content, name, embedded):
     for index in (content, BASIC[:8] + content, content + BASIC[-8:]):
         with contextlib.suppress(MalformedArchive):

@@ -1,8 +1,6 @@
 """Filters: what a pattern matches, and the SQL of a filter against its Python."""
 
-import re
 from bisect import bisect_left
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -76,14 +74,6 @@ def is_taken(exclude: tuple[str, ...]) -> bool:
         return False
 
 
-def test_patterns_are_compiled_once(monkeypatch):
-    escaped = Counter()
-    monkeypatch.setattr(re, "escape", lambda char: escaped.update(char) or char)
-    filters = ObjectFilter(include=("\x01*",), exclude=("\x02*",))
-    assert {filters.left_out_by(an_object(f"\x01{number}")) for number in range(1000)} == {None}
-    assert escaped == {"\x01": 1, "\x02": 1}
-
-
 def test_the_first_applicable_filter_is_named():
     settings = SourceSettings(
         bucket="bucket",
@@ -154,7 +144,7 @@ OBJECTS = st.lists(
     ),
     OBJECTS,
 )
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_filters_agree_in_sql_and_python(tmp_path_factory, filters, objects):
     folder = tmp_path_factory.getbasetemp()
     assert by_sql(folder, filters, objects) == [

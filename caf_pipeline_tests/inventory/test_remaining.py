@@ -27,7 +27,7 @@ from caf_pipeline_tests.support.snapshots import (
 
 @pytest.mark.thorough
 @given(sources())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_an_object_is_planned_unless_its_standing_blocks_it(source):
     objects, rows = source
     expected = [

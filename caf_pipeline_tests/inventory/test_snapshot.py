@@ -93,18 +93,6 @@ def test_a_snapshot_is_sorted_with_each_object_once(listed):
         assert snapshot.unsupported_count == sum(not is_supported(obj.key) for obj in stored)
 
 
-@pytest.mark.thorough
-def test_an_unordered_listing_is_sorted_across_row_groups(tmp_path):
-    keys = [f"{number:06d}".encode() for number in range(150_000)]
-    snapshot = write_snapshot(
-        tmp_path / "s.parquet",
-        [thing(key) for key in keys[70_000:]],
-        [thing(key) for key in keys[:70_001]],
-    )
-    assert pq.read_table(snapshot.path)["key"].to_pylist() == keys
-    assert pq.ParquetFile(snapshot.path).metadata.num_row_groups > 1
-
-
 def test_windowed_sorting_keeps_each_object_once(tmp_path, monkeypatch):
     monkeypatch.setattr(inventory, "SORTED_BY_MEMORY", 0.03)  # four windows
     budget = QueryBudget(memory_bytes=256 << 20)

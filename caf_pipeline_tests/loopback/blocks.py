@@ -35,7 +35,6 @@ from caf_pipeline_tests.loopback.transactions import (
     check,
     deliver,
     parse,
-    run_messages,
     transaction_hash,
 )
 
@@ -180,19 +179,6 @@ class Chain:
             self._pending[hash_] = pending
             self._remember(hash_)
             return hash_
-
-    def simulate(self, raw: bytes) -> int:
-        """Return the gas that a transaction would use. Raises Refused."""
-        with self._lock:
-            transaction = parse(raw)
-            run_messages(
-                transaction,
-                Draft(self.world),
-                self.options,
-                height=self.world.height + 1,
-                time=self.now(),
-            )
-            return transaction.gas
 
     def _check(self, transaction: SignedTransaction, node_world: World) -> None:
         """Check after the signer's waiting transactions."""

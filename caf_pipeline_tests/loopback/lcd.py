@@ -11,7 +11,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any, Final
 
 import bech32
@@ -24,8 +23,6 @@ from caf_pipeline_tests.loopback.http_server import Cut, Request
 from caf_pipeline_tests.loopback.transactions import DENOM, Refused, transaction_hash
 
 PAGE: Final = 100  # the SDK's default limit
-MODES: Final = ("BROADCAST_MODE_SYNC", "BROADCAST_MODE_ASYNC")
-"""The SDK dropped the third mode, which waits for the block. No client here should need it."""
 
 STORAGE: Final = "/jackal/canine-chain/storage"
 
@@ -46,29 +43,23 @@ class Node:
         )
         routes: list[tuple[str, str, Route]] = [
             ("GET", f"{tendermint}/node_info", self._node_info),
-            ("GET", f"{tendermint}/syncing", self._syncing),
             ("GET", f"{tendermint}/blocks/latest", self._latest_block),
             ("GET", f"{tendermint}/blocks/{{height}}", self._block),
             ("GET", f"{auth}/accounts/{{address}}", self._account),
-            ("GET", f"{bank}/balances/{{address}}", self._balances),
             ("GET", f"{bank}/balances/{{address}}/by_denom", self._balance),
             ("POST", f"{tx}/txs", self._broadcast),
-            ("POST", f"{tx}/simulate", self._simulate),
             ("GET", f"{tx}/txs/{{hash}}", self._transaction),
             ("GET", f"{STORAGE}/params", self._params),
             ("GET", f"{STORAGE}/files", self._files),
             ("GET", f"{STORAGE}/files/merkle/{{merkle}}", self._files_of_root),
             ("GET", f"{STORAGE}/files/note/{{key}}/{{value}}", self._files_of_note),
             ("GET", f"{STORAGE}/files/{{merkle}}/{{owner}}/{{start}}", self._file),
-            ("GET", f"{STORAGE}/find_file/{{merkle}}", self._find_file),
             ("GET", f"{STORAGE}/providers", self._list_providers),
             ("GET", f"{STORAGE}/providers/{{address}}", self._provider),
             ("GET", f"{STORAGE}/active_providers", self._active_providers),
             ("GET", f"{STORAGE}/proofs/{{provider}}", self._proofs),
-            ("GET", f"{STORAGE}/payment_info", self._plans),
             ("GET", f"{STORAGE}/payment_info/{{address}}", self._plan),
             ("GET", f"{STORAGE}/price_check/{{days}}/{{size_bytes}}", self._price),
-            ("GET", f"{STORAGE}/storage_stats", self._stats),
         ]
         self._routes = [(method, _pattern(path), route) for method, path, route in routes]
 
@@ -115,9 +106,6 @@ class Node:
             self._chain_id, self._chain.options.version if version is None else version
         )
 
-    def _syncing(self, world: World, query: Query) -> Answer:
-        return {"syncing": False}
-
     def _latest_block(self, world: World, query: Query) -> Answer:
         return self._block(world, query, str(world.height))
 
@@ -147,11 +135,6 @@ class Node:
             raise answers.not_found(f"account {address} not found")
         return {"account": answers.account(world.accounts[address])}
 
-    def _balances(self, world: World, query: Query, address: str) -> Answer:
-        amount = _balance(world, address)
-        coins = [answers.coin(amount)] if amount else []
-        return {"balances": coins, "pagination": {"next_key": None, "total": str(len(coins))}}
-
     def _balance(self, world: World, query: Query, address: str) -> Answer:
         denom = query.get("denom", "")
         if not denom:
@@ -168,12 +151,9 @@ class Node:
     # --- transactions ---
 
     def _broadcast(self, world: World, sent: Any) -> Answer:
-        mode = sent.get("mode", "BROADCAST_MODE_UNSPECIFIED")
         raw = _transaction_bytes(sent)
-        if mode not in MODES:
-            raise GatewayError(
-                500, 2, "unsupported return type unspecified; supported types: sync, async, block"
-            )
+        if sent.get("mode") != "BROADCAST_MODE_SYNC":
+            raise GatewayError(500, 2, "unsupported return type")
         self._chain.database.count(["broadcast"])
         cut = self._chain.orders.chain().cut_broadcast
         if cut == "drop":
@@ -185,23 +165,9 @@ class Node:
             answer = answers.broadcast(
                 hash_, code=refused.code, codespace=refused.codespace, log=refused.log
             )
-        if "ASYNC" in mode:
-            answer = answers.broadcast(transaction_hash(raw), log="")
         if cut:
             raise Cut
         return answer
-
-    def _simulate(self, world: World, sent: Any) -> Answer:
-        try:
-            gas = self._chain.simulate(_transaction_bytes(sent))
-        except Refused as refused:
-            raise answers.invalid(
-                f"rpc error: code = InvalidArgument desc = {refused.log}: invalid request"
-            ) from refused
-        return {
-            "gas_info": {"gas_wanted": "0", "gas_used": str(gas)},
-            "result": {"data": "", "log": "[]", "events": []},
-        }
 
     def _transaction(self, world: World, query: Query, hash: str) -> Answer:
         try:
@@ -244,16 +210,6 @@ class Node:
             raise answers.not_found()
         return {"file": answers.file(file)}
 
-    def _find_file(self, world: World, query: Query, merkle: str) -> Answer:
-        prefix = f"{_root(merkle).hex()}/"
-        provers = [
-            prover
-            for key, file in world.files.items()
-            if key.startswith(prefix)
-            for prover in file.provers
-        ]
-        return {"provider_ips": [self._providers[prover] for prover in dict.fromkeys(provers)]}
-
     # --- providers ---
 
     def _list_providers(self, world: World, query: Query) -> Answer:
@@ -287,13 +243,6 @@ class Node:
 
     # --- space ---
 
-    def _plans(self, world: World, query: Query) -> Answer:
-        page, pagination = _page(sorted(world.plans), query)
-        return {
-            "storage_payment_info": [answers.plan(world.plans[key]) for key in page],
-            "pagination": pagination,
-        }
-
     def _plan(self, world: World, query: Query, address: str) -> Answer:
         if address not in world.plans:
             raise answers.not_found()
@@ -304,21 +253,6 @@ class Node:
             raise GatewayError(500, 2, "duration can't be less than 1 month: unknown request")
         return {
             "price": str(self._chain.options.price_of(_integer(size_bytes, "bytes"), int(days)))
-        }
-
-    def _stats(self, world: World, query: Query) -> Answer:
-        active = [plan for plan in world.plans.values() if plan.end > world.time]
-        purchased = sum(plan.space_bytes for plan in active)
-        used = sum(file.size_bytes * file.max_proofs for file in world.files.values())
-        if not purchased:
-            raise GatewayError(500, 13, "runtime error: division by zero: panic")
-        return {
-            "purchased": str(purchased),
-            "used": str(used),
-            "usedRatio": f"{Decimal(used) / purchased * 100:.18f}",
-            "activeUsers": str(len(active)),
-            "uniqueUsers": str(len(world.plans)),
-            "users_by_plan": {},
         }
 
 

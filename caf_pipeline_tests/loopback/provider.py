@@ -1,6 +1,6 @@
 """A provider's HTTP: both versions of uploads, jobs, downloads.
 
-Every answer is `text/plain`, except downloads and `/api/jobs`. A JSON text ends with a line feed.
+Every answer is `text/plain`, except downloads. A JSON text ends with a line feed.
 Routes accept any method. Texts and the order of checks are a real provider's (sequoia 017bbee). The
 answer of a full provider is a guess: it was not measured.
 """
@@ -81,9 +81,7 @@ class Provider:
             (re.compile(r"/v2/upload"), self._upload_v2),
             (re.compile(r"/v2/status/([^/]+)"), self._status),
             (re.compile(r"/download/([^/]+)"), self._download),
-            (re.compile(r"/api/jobs"), self._list_jobs),
             (re.compile(r"/api/client/space"), self._space),
-            (re.compile(r"/list|/api/client/list"), self._list),
         ]
 
     @property
@@ -127,17 +125,6 @@ class Provider:
         free = max(0, total - used) if self.conduct.room is None else self.conduct.room
         _answer(request, 200, {"total_space": total, "used_space": used, "free_space": free})
 
-    def _list(self, request: Request) -> None:
-        roots = self.blobs.roots()
-        _answer(request, 200, {"files": roots, "count": len(roots)})
-
-    def _list_jobs(self, request: Request) -> None:
-        with self._lock:
-            self._forget_jobs()
-            jobs = [{"id": id_, "job": job.answer()} for id_, job in self._jobs.items()]
-        content = json.dumps({"count": len(jobs), "jobs": jobs}, separators=(",", ":")) + "\n"
-        request.answer(200, content.encode(), "application/json")
-
     def _status(self, request: Request, job_id: str) -> None:
         with self._lock:
             self._forget_jobs()
@@ -177,7 +164,6 @@ class Provider:
             rate=conduct.download_rate,
             flip_byte=conduct.flip_byte,
             cut_after=conduct.cut_download_after,
-            unreadable_bytes=self.blobs.lost_bytes(root),
             lost=self.blobs.lost_range(root),
             closes=conduct.closes_lost,
         )

@@ -1,13 +1,12 @@
-"""Serves a file like Go's `http.ServeContent`: all ranges, HEAD, no ETag, no Last-Modified.
+"""Serves a file or one range of it, as a provider does: without ETag or Last-Modified.
 
-A reply that takes longer than the server's limit silently ends short of its Content-Length. Source:
-RFC 9110, section 14; the behaviour of net/http/fs.go.
+A reply that takes longer than the server's limit silently ends short of its Content-Length.
 """
 
-import secrets
+import re
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -15,9 +14,7 @@ from typing import BinaryIO, Final
 from caf_pipeline_tests.loopback.http_server import Cut, Request
 
 PIECE: Final = 4 << 20  # sent between two checks of the clock
-SNIFFED_BYTES: Final = 512
 TEXT: Final = "text/plain; charset=utf-8"
-_NOT_TEXT: Final = frozenset(set(range(0x20)) - {0x09, 0x0A, 0x0C, 0x0D, 0x1B})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,6 @@ class Delivery:
         rate: bytes a second at most; 0 for no limit.
         flip_byte: the byte of the file to invert; -1 for all, None for none.
         cut_after: cut the connection after so many bytes of body.
-        unreadable_bytes: at the beginning of the file; the connection is cut there.
         lost: a range of the file, end exclusive. A GET that touches it hangs until the client
             leaves.
         closes: cut such a GET instead.
@@ -39,7 +35,6 @@ class Delivery:
     rate: float = 0
     flip_byte: int | None = None
     cut_after: int | None = None
-    unreadable_bytes: int = 0
     lost: tuple[int, int] | None = None
     closes: bool = False
 
@@ -50,39 +45,42 @@ class Delivery:
 
 
 def serve_file(request: Request, path: Path, delivery: Delivery) -> None:
-    """Answer a GET or HEAD with the file or the requested ranges. Raises Cut."""
+    """Answer with the file or the requested range. Raises Cut."""
     with open(path, "rb", buffering=0) as file:
         size_bytes = path.stat().st_size
-        content_type = _sniff(file.read(SNIFFED_BYTES))
-        # There is neither ETag nor Last-Modified, so no If-Range can match.
-        range_header = "" if "If-Range" in request.headers else request.headers.get("Range", "")
-        try:
-            ranges = parse_ranges(range_header, size_bytes)
-        except ValueError as error:
-            headers = (
-                {"Content_Range": f"bytes */{size_bytes}"} if isinstance(error, NoOverlap) else {}
-            )
+        range_header = request.headers.get("Range", "")
+        start, end = parse_range(range_header, size_bytes) if range_header else (0, size_bytes)
+        if start >= end and size_bytes:
             request.answer(
-                416, f"{error}\n".encode(), TEXT, X_Content_Type_Options="nosniff", **headers
+                416,
+                b"invalid range: failed to overlap\n",
+                TEXT,
+                X_Content_Type_Options="nosniff",
+                Content_Range=f"bytes */{size_bytes}",
             )
             return
-        if request.command != "HEAD" and _touches(ranges or [(0, size_bytes)], delivery.lost):
+        if delivery.lost and start < delivery.lost[1] and delivery.lost[0] < end:
             if not delivery.closes:
                 _hang(request, delivery.deadline)
             raise Cut
-        sender = _Sender(request, file, delivery)
-        if len(ranges) > 1:
-            _send_many(sender, ranges, size_bytes=size_bytes, content_type=content_type)
-            return
-        start, end = ranges[0] if ranges else (0, size_bytes)
-        headers = {"Content-Range": f"bytes {start}-{end - 1}/{size_bytes}"} if ranges else {}
-        _send_head(request, 206 if ranges else 200, content_type, end - start, headers)
-        if request.command != "HEAD":
-            sender.send(start, end)
+        request.send_response(206 if range_header else 200)
+        request.send_header("Accept-Ranges", "bytes")
+        request.send_header("Content-Length", str(end - start))
+        request.send_header("Content-Type", "application/octet-stream")
+        if range_header:
+            request.send_header("Content-Range", f"bytes {start}-{end - 1}/{size_bytes}")
+        request.end_headers()
+        _Sender(request, file, delivery).send(start, end)
 
 
-def _touches(ranges: Sequence[tuple[int, int]], lost: tuple[int, int] | None) -> bool:
-    return lost is not None and any(start < lost[1] and lost[0] < end for start, end in ranges)
+def parse_range(range_header: str, size_bytes: int) -> tuple[int, int]:
+    """Return a range with exclusive end, which is not after the start if nothing overlaps."""
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", range_header)
+    assert match, f"our reader sends no range like {range_header!r}"
+    first, last = match.groups()
+    if not first:
+        return max(0, size_bytes - int(last)), size_bytes
+    return int(first), min(int(last) + 1, size_bytes) if last else size_bytes
 
 
 def _hang(request: Request, deadline: float) -> None:
@@ -91,87 +89,6 @@ def _hang(request: Request, deadline: float) -> None:
         readable, _, _ = select.select([request.connection], [], [], min(remaining, 0.2))
         if readable:  # the client closed the connection: it sends nothing else before the answer
             return
-
-
-class NoOverlap(ValueError):
-    """No range lies in the file."""
-
-
-def parse_ranges(range_header: str, size_bytes: int) -> list[tuple[int, int]]:
-    """Return ranges with exclusive ends. An empty list means the whole file.
-
-    Raises:
-        ValueError: it is not a list of byte ranges.
-        NoOverlap: all ranges begin after the end.
-    """
-    if not range_header:
-        return []
-    if not range_header.startswith("bytes="):
-        raise ValueError("invalid range")
-    ranges, outside = [], False
-    for item in (text.strip() for text in range_header.removeprefix("bytes=").split(",")):
-        if not item:
-            continue
-        first, dash, last = (part.strip() for part in item.partition("-"))
-        if not dash or not _is_number(first or last) or not _is_number(last or first):
-            raise ValueError("invalid range")
-        if not first:
-            start, end = max(0, size_bytes - int(last)), size_bytes
-        else:
-            start, end = int(first), min(int(last) + 1, size_bytes) if last else size_bytes
-            if last and int(last) < start:
-                raise ValueError("invalid range")
-        if start >= size_bytes:
-            outside = True
-            continue
-        ranges.append((start, end))
-    if outside and not ranges:
-        if size_bytes == 0:
-            return []
-        raise NoOverlap("invalid range: failed to overlap")
-    return ranges if sum(end - start for start, end in ranges) <= size_bytes else []
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
-
-
-def _sniff(head: bytes) -> str:
-    return "application/octet-stream" if _NOT_TEXT.intersection(head) else TEXT
-
-
-def _send_head(
-    request: Request, status: int, content_type: str, length: int, headers: dict[str, str]
-) -> None:
-    request.send_response(status)
-    request.send_header("Accept-Ranges", "bytes")
-    request.send_header("Content-Length", str(length))
-    request.send_header("Content-Type", content_type)
-    for name, value in headers.items():
-        request.send_header(name, value)
-    request.end_headers()
-
-
-def _send_many(
-    sender: "_Sender", ranges: Sequence[tuple[int, int]], *, size_bytes: int, content_type: str
-) -> None:
-    request = sender.request
-    boundary = secrets.token_hex(30)
-    heads = [
-        f"{'' if number == 0 else chr(13) + chr(10)}--{boundary}\r\n"
-        f"Content-Range: bytes {start}-{end - 1}/{size_bytes}\r\nContent-Type: "
-        f"{content_type}\r\n\r\n".encode()
-        for number, (start, end) in enumerate(ranges)
-    ]
-    tail = f"\r\n--{boundary}--\r\n".encode()
-    length = sum(map(len, heads)) + sum(end - start for start, end in ranges) + len(tail)
-    _send_head(request, 206, f"multipart/byteranges; boundary={boundary}", length, {})
-    if request.command == "HEAD":
-        return
-    for head, (start, end) in zip(heads, ranges, strict=True):
-        request.wfile.write(head)
-        sender.send(start, end)
-    request.wfile.write(tail)
 
 
 class _Sender:
@@ -185,8 +102,6 @@ class _Sender:
         self._began = time.monotonic()
 
     def send(self, start: int, end: int) -> None:
-        if start < self._delivery.unreadable_bytes:
-            raise Cut
         for first, last in _pieces(start, end, self._piece_bytes()):
             remaining = self._delivery.deadline - time.monotonic()
             if remaining <= 0:

@@ -4,7 +4,6 @@ Processes that are really killed make the leftovers, if a crash can make them at
 """
 
 import os
-import signal
 import time
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther
+from caf_pipeline.ledger.chunk_moves import ChunkMoves
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.sources import Plans
 from caf_pipeline.maintenance.doctor import findings
@@ -20,20 +20,19 @@ from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.planning import account_for, cut_plan
-from caf_pipeline_tests.support import crashes, dying_runs
-from caf_pipeline_tests.support.crashes import (
+from caf_pipeline_tests.support import steady_source
+from caf_pipeline_tests.support.doctors import (
+    doctor_process,
     everything,
     examined,
     found,
-    killed,
+    holding,
+    killed_holding,
     mended,
-    run_killed,
-    says,
-    started,
 )
+from caf_pipeline_tests.support.kills import KILLED, Fatal, call
 from caf_pipeline_tests.support.ledger_rows import settled
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
-from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import (
     a_run_context,
     archive_chunk,
@@ -44,9 +43,6 @@ from caf_pipeline_tests.support.run_contexts import (
 from caf_pipeline_tests.support.tiers import sampled
 
 pytestmark = pytest.mark.thorough
-
-LONG = "600"
-"""Seconds of a lease that outlasts a test."""
 
 EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "12"))
 """Kill the doctor at every n-th moment."""
@@ -64,7 +60,7 @@ def _quick_looks(monkeypatch):
 @pytest.fixture
 def context(tmp_path, ledger):
     """Return a run context of one chunk, in a folder store."""
-    return a_run_context(tmp_path, dying_runs.a_steady_source(), ledger, target="8MiB")
+    return a_run_context(tmp_path, steady_source.a_steady_source(), ledger, target="8MiB")
 
 
 @pytest.fixture
@@ -116,7 +112,7 @@ def test_a_source_in_good_order_gives_no_finding(context):
 @pytest.mark.parametrize("what", ["chunk", "plan/src", "account/jackal-1/jkl1x"])
 def test_lease_of_a_killed_process_is_released(name, found_then_mended, database_url, ledger, what):
     what = f"chunk/{name}" if what == "chunk" else what
-    killed("lease", database_url, what, LONG)
+    killed_holding(database_url, what)
     (dead,) = ledger.leases.list()
     assert found_then_mended((Kind.LEASE, what)) == {(Kind.LEASE, what): "given back"}
     assert ledger.leases.list() == []
@@ -137,9 +133,9 @@ def test_expired_lease_of_another_machine_is_released(
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_lease_of_a_live_or_paused_process_stays(context, database_url, ledger, paused):
-    with started("lease", database_url, "plan/src", "0.5" if paused else LONG) as holder:
+    with holding(database_url, "plan/src", seconds=0.5 if paused else 600) as holder:
         if paused:
-            holder.send_signal(signal.SIGSTOP)
+            holder.pause()
             while any(lease.live for lease in ledger.leases.list()):
                 time.sleep(0.05)
         (lease,) = ledger.leases.list()
@@ -147,11 +143,11 @@ def test_lease_of_a_live_or_paused_process_stays(context, database_url, ledger, 
         assert found(context, reported=True) == ([(Kind.LEASE, "plan/src")] if paused else [])
         assert not ledger.leases.end("plan/src", lease.epoch)
         assert ledger.leases.list() == [lease]
-        holder.send_signal(signal.SIGCONT)
+        holder.resume()
         if paused:  # it renews its lease
             while not any(lease.live for lease in ledger.leases.list()):
                 time.sleep(0.05)
-        assert says(holder) == "kept"
+        assert holder.keeps_its_lease()
 
 
 # --- the staging folder
@@ -171,7 +167,8 @@ def test_files_of_a_withdrawn_chunk_are_removed(context, name, found_then_mended
 def test_leftovers_of_a_located_chunk_are_removed(
     context, name, found_then_mended, tmp_path, database_url
 ):
-    run_killed(tmp_path, database_url, name, at="load_locations", packing={"part_size": "64KiB"})
+    located = Fatal(call(ChunkMoves.load_locations), 2)
+    assert steady_source.run(tmp_path, database_url, name, fatal=located) == KILLED
     touch(context.staging(), f"{name}.1.download")
     assert context.ledger.chunks.get(name).state is S.LOCATED
     done = found_then_mended(
@@ -199,7 +196,7 @@ def test_leftovers_of_a_sealed_chunk_are_removed_except_its_file(context, name, 
 
 
 def test_a_killed_packing_is_left_to_the_next_run(context, name, tmp_path, database_url):
-    dying_runs.run(tmp_path, database_url, name, fatal=30)
+    steady_source.run(tmp_path, database_url, name, fatal=Fatal("pack_chunk", 30))
     chunk = context.ledger.chunks.get(name)
     assert chunk.state is S.PACKING
     kept = [each for each in names(context.staging()) if not each.endswith((".manifest", ".json"))]
@@ -241,7 +238,7 @@ def test_packing_of_an_unknown_chunk_is_removed(context, found_then_mended):
 
 def test_staging_files_of_a_live_run_stay(context, name, database_url):
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
-    with started("lease", database_url, f"chunk/{name}", LONG):
+    with holding(database_url, f"chunk/{name}"):
         touch(context.staging(), f"{name}.1.part")
         assert found(context, reported=True) == []
 
@@ -261,7 +258,7 @@ def test_run_that_begins_during_the_repair_keeps_its_files(context, name, databa
     chunk_steps.withdraw(context, name)
     touch(context.staging(), f"{name}.1.part")
     (finding,) = examined(context)
-    with started("lease", database_url, f"chunk/{name}", LONG), pytest.raises(HeldByOther):
+    with holding(database_url, f"chunk/{name}"), pytest.raises(HeldByOther):
         finding.mend()
     assert names(context.staging()) == [f"{name}.1.part"]
 
@@ -315,9 +312,9 @@ def test_half_copy_in_a_folder_store_is_removed(context, name, found_then_mended
     chunks = context.store.folder / "chunks"
     left = chunks / f".part-{context.ledger.chunks.get(name).merkle_root.hex()}.caf-abc"
     touch(chunks, left.name)
-    with started("lease", database_url, f"chunk/{name}", LONG):
+    with holding(database_url, f"chunk/{name}"):
         assert found(context) == []
-    killed("lease", database_url, f"chunk/{name}", LONG)
+    killed_holding(database_url, f"chunk/{name}")
     found_then_mended((Kind.LEASE, f"chunk/{name}"), (Kind.LEFTOVER, str(left)))
     assert names(chunks) == []
 
@@ -461,8 +458,8 @@ def wrecked(context, name, database_url):
         "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
         " SELECT source_id, 'stray', 'w', '', 0, caf_file_id FROM caf_files",
     )
-    killed("lease", database_url, "plan/src", LONG)
-    killed("lease", database_url, f"chunk/{name}", LONG)
+    killed_holding(database_url, "plan/src")
+    killed_holding(database_url, f"chunk/{name}")
 
     def is_right():
         assert found(context) == []
@@ -479,17 +476,14 @@ def wrecked(context, name, database_url):
 
 @pytest.mark.parametrize("fatal", sampled(range(1, 40, EVERY), every=4))
 def test_killed_doctor_is_completed_by_the_next(wrecked, context, tmp_path, database_url, fatal):
-    doctor = crashes.doctor_process(tmp_path, database_url, fatal=fatal)
-    doctor.join(PATIENCE_SECONDS)
-    assert doctor.exitcode == -signal.SIGKILL
+    doctor = doctor_process(tmp_path, database_url, fatal=Fatal("", fatal))
+    assert doctor.wait() == KILLED
     mended(context)
     wrecked()
 
 
 def test_concurrent_doctors_do_no_harm(wrecked, context, tmp_path, database_url):
-    doctors = [crashes.doctor_process(tmp_path, database_url) for _ in range(2)]
-    for doctor in doctors:
-        doctor.join(PATIENCE_SECONDS)
-    assert [doctor.exitcode for doctor in doctors] == [0, 0]
+    doctors = [doctor_process(tmp_path, database_url) for _ in range(2)]
+    assert [doctor.wait() for doctor in doctors] == [0, 0]
     mended(context)  # one doctor left alone what the other held
     wrecked()

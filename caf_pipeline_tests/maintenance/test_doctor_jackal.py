@@ -8,22 +8,25 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StoreUnreachable
+from caf_pipeline.ledger.chunk_moves import ChunkMoves
+from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.names import archive_note
-from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support import steady_source
 from caf_pipeline_tests.support.chain_user import ChainUser
-from caf_pipeline_tests.support.crashes import (
+from caf_pipeline_tests.support.doctors import (
     everything,
     examined,
     found,
+    holding,
     mended,
-    run_killed,
-    started,
 )
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
+from caf_pipeline_tests.support.kills import KILLED, Fatal, call
 from caf_pipeline_tests.support.run_contexts import (
     archive_chunk,
     archive_everything,
@@ -34,7 +37,6 @@ from caf_pipeline_tests.support.run_contexts import (
 pytestmark = pytest.mark.thorough
 
 _numbers = itertools.count(1)
-LONG = "600"  # seconds of a lease that outlasts a test
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def settings(network):
 @pytest.fixture
 def context(ledger, settings, jackal_context):
     sources = settings["sources"]
-    return jackal_context(dying_runs.a_steady_source(), ledger, jackal={}, sources=sources)
+    return jackal_context(steady_source.a_steady_source(), ledger, jackal={}, sources=sources)
 
 
 @pytest.fixture
@@ -61,9 +63,10 @@ def name(context):
 def killed_at(context, name, tmp_path, database_url, settings):
     """Kill a run of the chunk before or after a call to the ledger or its log."""
 
-    def run(at, *, before=False):
+    def run(function, moment):
         archive_chunk(context, name, until=chunk_steps.seal_chunk)
-        run_killed(tmp_path, database_url, name, at=at, before=before, **settings)
+        named = {"fatal": Fatal(call(function), moment), "store": open_jackal_store}
+        assert steady_source.run(tmp_path, database_url, name, **named, **settings) == KILLED
 
     return run
 
@@ -100,7 +103,7 @@ def ends_right(network, context, name):
 def test_signed_transaction_of_a_killed_run_is_paid_once(
     killed_at, context, name, network, unchanged
 ):
-    killed_at("commit")
+    killed_at(TransactionLog.commit, 2)
     (signed,) = context.ledger.stray_rows.unsettled()
     finding = by_kind(context)[Kind.TRANSACTION]
     assert (finding.name, finding.actor) == (signed.hash, Actor.DOCTOR)
@@ -114,16 +117,16 @@ def test_signed_transaction_of_a_killed_run_is_paid_once(
 
 
 def test_transaction_of_a_live_run_is_left_alone(killed_at, context, database_url):
-    killed_at("commit")
+    killed_at(TransactionLog.commit, 2)
     (signed,) = context.ledger.stray_rows.unsettled()
-    with started("lease", database_url, f"account/{signed.account}", LONG):
+    with holding(database_url, f"account/{signed.account}"):
         assert Kind.TRANSACTION not in by_kind(context)
         assert Kind.TRANSACTION not in {kind for kind, _, _ in mended(context)}
         assert context.ledger.stray_rows.unsettled() == [signed]
 
 
 def test_transaction_of_another_wallet_is_reported(killed_at, context, database_url):
-    killed_at("commit")
+    killed_at(TransactionLog.commit, 2)
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("SET session_replication_role = replica")  # its posts name the account
         connection.execute("UPDATE transactions SET account = 'jackal-1/jkl1other'")
@@ -135,7 +138,7 @@ def test_transaction_of_another_wallet_is_reported(killed_at, context, database_
 def test_unreachable_chain_does_not_stop_other_repairs(
     killed_at, context, name, network, database_url
 ):
-    killed_at("commit")
+    killed_at(TransactionLog.commit, 2)
     (context.staging() / f"{name}.1.download").write_bytes(b"left")
     network.kill()
     unsettled = 0
@@ -157,7 +160,7 @@ def test_unreachable_chain_does_not_stop_other_repairs(
 
 
 def test_unrecorded_post_is_reported_and_finished_later(killed_at, context, name, network):
-    killed_at("record_posting", before=True)
+    killed_at(ChunkMoves.record_posting, 1)
     mended(context)
     findings = by_kind(context)
     assert (findings[Kind.FILE].name, findings[Kind.FILE].actor) == (name, Actor.RUN)

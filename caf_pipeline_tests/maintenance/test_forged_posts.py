@@ -21,7 +21,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.names import archive_note, mac_of
 from caf_pipeline.store.protocol import post_mac
 from caf_pipeline_tests.support.chain_user import ChainUser
-from caf_pipeline_tests.support.crashes import examined, mended
+from caf_pipeline_tests.support.doctors import examined, mended
 from caf_pipeline_tests.support.forged_chunks import Forgery, a_skip
 from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
 from caf_pipeline_tests.support.memory_source import MemorySource

@@ -19,7 +19,7 @@ from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.support.crashes import mended
+from caf_pipeline_tests.support.doctors import mended
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.postgres import connected

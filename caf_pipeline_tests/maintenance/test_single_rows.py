@@ -18,7 +18,7 @@ from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.planning import cut_plan
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.support.crashes import examined
+from caf_pipeline_tests.support.doctors import examined
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.postgres import connected

@@ -8,7 +8,6 @@ import pytest
 
 from caf_pipeline.formats.chunkio import LogReader, LogWriter
 from caf_pipeline.inventory.headers import ObjectHeaders
-from caf_pipeline.inventory.manifest import ChunkIdentity
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.packing.journal.format import (
     MAX_ENTRY_BYTES,
@@ -21,7 +20,6 @@ from caf_pipeline.packing.journal.format import (
 from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline_tests.support.journaled_packing import IDENTITY, Packing, a_source
 from caf_pipeline_tests.support.peak_memory import peak_bytes
-from caf_pipeline_tests.support.plans import MOMENT
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +113,7 @@ def test_a_flipped_byte_anywhere_in_a_journal_leaves_a_prefix(whole, tmp_path):
         assert len(accepted) < len(whole.said) or at < 16  # the log's own header does not matter
 
 
-@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize("tenth", range(0, 10, 3))
 def test_packing_goes_on_right_from_a_damaged_journal(whole, tmp_path, tenth):
     at = 20 + (len(whole.log) - 40) * tenth // 9
     flipped = bytearray(whole.log)
@@ -124,7 +122,7 @@ def test_packing_goes_on_right_from_a_damaged_journal(whole, tmp_path, tenth):
     goes_on_right(whole, tmp_path / "flipped", whole.bytes, bytes(flipped))
 
 
-@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize("tenth", range(0, 10, 3))
 def test_flipped_byte_ends_prefix_at_checkpoint_before(whole, tmp_path, tenth):
     at = (whole.said[-1].durable_bytes - 1) * tenth // 9
     part = bytearray(whole.bytes)
@@ -137,7 +135,7 @@ def test_flipped_byte_ends_prefix_at_checkpoint_before(whole, tmp_path, tenth):
     assert packed.not_resumed
 
 
-@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize("tenth", range(0, 10, 3))
 def test_part_shorter_than_journal_is_resumed_where_whole(whole, tmp_path, tenth):
     size = whole.said[-1].durable_bytes * tenth // 10
     packed = goes_on_right(whole, tmp_path / "chunk", whole.bytes[:size], whole.log)
@@ -250,18 +248,6 @@ def test_a_journal_of_another_opening_is_not_resumed(whole, tmp_path, field, val
     )
 
 
-def test_a_journal_of_another_chunk_is_not_resumed(whole, tmp_path):
-    other = Packing(
-        tmp_path / "other",
-        a_source(),
-        identity=ChunkIdentity("0" * 32, "src", "x-1", "0", "snapshot", MOMENT),
-    )
-    other.run()
-    packed = goes_on_right(whole, tmp_path / "chunk", *other.files())
-    assert packed.resumed_bytes == 0
-    assert packed.not_resumed
-
-
 def test_the_opening_tells_chunks_of_one_plan_apart(whole):
     other = replace(IDENTITY, chunk="src-00000000-00002")
     assert Packing(whole.folder, a_source(), proof_type=0).packer().opening != whole.opening
@@ -327,11 +313,6 @@ def test_huge_claims_cost_no_memory(whole, tmp_path):
         path.write_bytes(writer.entry(bytes(16), content))
         assert checkpoints(path, whole.opening) == []
     assert peak_bytes() - before < 256 << 20
-
-
-def test_a_file_that_is_no_journal_is_packed_again(whole, tmp_path):
-    for number, log in enumerate((b"", b"\0" * 200_000, os.urandom(200_000), b"romkatv/chunkio\n")):
-        assert goes_on_right(whole, tmp_path / str(number), whole.bytes, log).resumed_bytes == 0
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ObjectHeaders)])

@@ -13,6 +13,7 @@ from caf_pipeline.formats.chunkio import LogReader, LogWriter
 from caf_pipeline.inventory.manifest import HEAD_SIZE_BYTES
 from caf_pipeline.inventory.plan import read_chunk_plan
 from caf_pipeline.ledger import backup, chunk_moves
+from caf_pipeline.ledger.runs import Staging
 from caf_pipeline.maintenance.remove_source import find_leftovers, remove_leftovers
 from caf_pipeline.packing import pack_chunk
 from caf_pipeline.packing.journal.format import Checkpoint, Journal, PackedMember
@@ -22,10 +23,9 @@ from caf_pipeline.packing.staging import leftovers
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.audit import account_for_chunk
-from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support import steady_source
 from caf_pipeline_tests.support.broken_packings import broken_chunk
-from caf_pipeline_tests.support.crashes import mended, run_killed
-from caf_pipeline_tests.support.dying_runs import a_steady_source
+from caf_pipeline_tests.support.doctors import mended
 from caf_pipeline_tests.support.encrypted_staging import (
     IDENTITY,
     WORKER_KEY,
@@ -36,17 +36,21 @@ from caf_pipeline_tests.support.encrypted_staging import (
     sealed_segments,
 )
 from caf_pipeline_tests.support.journaled_packing import Packing, a_source
+from caf_pipeline_tests.support.kills import KILLED, Fatal, call
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
-from caf_pipeline_tests.support.tiers import sampled
+from caf_pipeline_tests.support.steady_source import a_steady_source
 
-MOMENTS = 279
-"""Moments of a whole run of the changing source; its object is rolled back in the middle."""
+PACKING = 270
+"""About the moments of packing the changing source; its object is rolled back in the middle."""
+
+SEAL = call(chunk_moves.ChunkMoves.seal)
+SECRET = call(Staging.packing_secret)
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Let this process, too, take checkpoints inside the large object."""
-    monkeypatch.setattr("caf_pipeline.packing.packer.pace_of", lambda settings: dying_runs.OFTEN)
+    monkeypatch.setattr("caf_pipeline.packing.packer.pace_of", lambda settings: steady_source.OFTEN)
 
 
 def a_worker(folder, ledger, source=None, **settings):
@@ -55,12 +59,12 @@ def a_worker(folder, ledger, source=None, **settings):
     )
 
 
-def killed(folder, url, chunk, fatal, source=a_steady_source):
+def killed(context, url, chunk, *fatal, source=a_steady_source):
     """Kill a run of the chunk at a moment."""
-    moments = dying_runs.run(
-        folder, url, chunk.name, fatal=fatal, source=source, settings=private_settings()
-    )
-    assert moments is None, "it was not killed"
+    fatal = Fatal(*fatal)
+    folder = context.settings.home.parent
+    options = {"fatal": fatal, "source": source} | private_settings()
+    assert steady_source.run(folder, url, chunk.name, **options) == KILLED
 
 
 def sealed(context, name):
@@ -104,6 +108,18 @@ def ends_right(context, name):
             assert b"".join(archived.pieces) == body
 
 
+def copied_at_each_entry(context, folder, monkeypatch):
+    """Copy the staging folder at each entry of a journal."""
+    copies, append = StagingCopies(context.staging(), folder), Journal.append
+
+    def append_and_copy(journal, entry):
+        append(journal, entry)
+        copies.take()
+
+    monkeypatch.setattr(Journal, "append", append_and_copy)
+    return copies
+
+
 def assert_no_nonce_repeats(copies):
     """Nowhere were two plaintexts sealed under one file key, payload nonce and number."""
     sealed_at = {}
@@ -119,7 +135,7 @@ def assert_no_nonce_repeats(copies):
 def test_killed_packing_fetches_no_journaled_byte_again(tmp_path, ledger, database_url):
     context = a_worker(tmp_path, ledger)
     (chunk,) = plan(context).chunks
-    killed(tmp_path, database_url, chunk, 150)
+    killed(context, database_url, chunk, "pack_chunk", 160)
     report = sealed(context, chunk.name)
     read_bytes = sum(end - start for _, start, end in context.objects.reads)
     assert report.resumed_bytes > 500_000
@@ -130,20 +146,13 @@ def test_killed_packing_fetches_no_journaled_byte_again(tmp_path, ledger, databa
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("fatal", sampled(range(9, MOMENTS, 9), every=10))
+@pytest.mark.parametrize("fatal", range(10, PACKING, 40))
 def test_no_kill_lets_nonce_meet_two_plaintexts(tmp_path, ledger, database_url, fatal):
     context = a_worker(tmp_path, ledger, a_changing_source())
     (chunk,) = plan(context).chunks
     copies = StagingCopies(context.staging(), tmp_path / "copies")
-    for moment in (fatal, MOMENTS - fatal, 60):
-        dying_runs.run(
-            tmp_path,
-            database_url,
-            chunk.name,
-            fatal=moment,
-            source=a_changing_source,
-            settings=private_settings(),
-        )
+    for moment in (fatal, PACKING - fatal, 60):
+        killed(context, database_url, chunk, "pack_chunk", moment, source=a_changing_source)
         copies.take()
     archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
     copies.take()
@@ -153,14 +162,14 @@ def test_no_kill_lets_nonce_meet_two_plaintexts(tmp_path, ledger, database_url, 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("second", sampled(range(1, 80, 2), every=10))
+@pytest.mark.parametrize("second", range(1, 80, 10))
 def test_kill_while_resuming_keeps_safe_bytes(tmp_path, ledger, database_url, second):
     context = a_worker(tmp_path, ledger)
     (chunk,) = plan(context).chunks
-    killed(tmp_path, database_url, chunk, 150)
+    killed(context, database_url, chunk, "pack_chunk", 160)
     before = safe_bytes(context, chunk.name)
     assert before > 500_000
-    killed(tmp_path, database_url, chunk, second)
+    killed(context, database_url, chunk, "pack_chunk", second)
     assert safe_bytes(context, chunk.name) >= before
     assert sealed(context, chunk.name).resumed_bytes >= before
 
@@ -169,14 +178,7 @@ def test_kill_while_resuming_keeps_safe_bytes(tmp_path, ledger, database_url, se
 def test_rolled_back_object_gives_rest_a_new_key(tmp_path, ledger, monkeypatch):
     context = a_worker(tmp_path, ledger, a_changing_source())
     (chunk,) = plan(context).chunks
-    copies = StagingCopies(context.staging(), tmp_path / "copies")
-    append = Journal.append
-
-    def append_and_copy(journal, entry):
-        append(journal, entry)
-        copies.take()
-
-    monkeypatch.setattr(Journal, "append", append_and_copy)
+    copies = copied_at_each_entry(context, tmp_path / "copies", monkeypatch)
     archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
     assert len(assert_no_nonce_repeats(copies)) == 2
     archive_chunk(context, chunk.name)
@@ -184,11 +186,11 @@ def test_rolled_back_object_gives_rest_a_new_key(tmp_path, ledger, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("fatal", sampled(range(100, 142), every=20))
+@pytest.mark.parametrize("fatal", range(100, 142, 6))
 def test_kill_while_rolling_back_leaves_a_pair(tmp_path, ledger, database_url, fatal):
     context = a_worker(tmp_path, ledger, a_changing_source())
     (chunk,) = plan(context).chunks
-    killed(tmp_path, database_url, chunk, fatal, a_changing_source)
+    killed(context, database_url, chunk, "pack_chunk", fatal, source=a_changing_source)
     before = safe_bytes(context, chunk.name)
     assert before > 1_000_000
     # The next run rolls the object back again if the kill came first.
@@ -208,8 +210,7 @@ def test_journal_goes_on_after_rolled_back_object(tmp_path, ledger):
 def test_finished_file_without_seal_is_resumed_without_get(tmp_path, ledger, database_url):
     context = a_worker(tmp_path, ledger)
     (chunk,) = plan(context).chunks
-    settings = private_settings()
-    run_killed(tmp_path, database_url, chunk.name, at="seal", before=True, **settings)
+    killed(context, database_url, chunk, SEAL, 1)
     assert sealed(context, chunk.name).not_resumed == ""
     assert context.objects.reads == []
 
@@ -217,7 +218,7 @@ def test_finished_file_without_seal_is_resumed_without_get(tmp_path, ledger, dat
 def test_run_killed_after_the_seal_leaves_no_journal(tmp_path, ledger, database_url):
     context = a_worker(tmp_path, ledger)
     (chunk,) = plan(context).chunks
-    run_killed(tmp_path, database_url, chunk.name, at="seal", **private_settings())
+    killed(context, database_url, chunk, SEAL, 2)
     assert list(context.staging().glob("*.journal"))
     sealed(context, chunk.name)
     assert {file.kind for file in leftovers(context, chunk.name)} == {"sealed", "record"}
@@ -377,7 +378,7 @@ def test_killed_run_leaves_nothing_in_the_clear(tmp_path, ledger, database_url, 
     (chunk,) = plan(context).chunks
     copies = StagingCopies(context.staging(), tmp_path / "copies")
     for moment in (fatal, 40):
-        killed(tmp_path, database_url, chunk, moment)
+        killed(context, database_url, chunk, "pack_chunk", moment)
         copies.take()
     secrets = [IDENTITY.seed, bytes.fromhex(WORKER_KEY), *packing_secrets(ledger)]
     for path in copies.files():
@@ -413,14 +414,7 @@ def test_disk_and_worker_key_open_nothing_without_the_ledger(tmp_path, ledger):
 def test_sealed_chunk_opens_with_no_journal_and_worker_key(tmp_path, ledger, monkeypatch):
     context = a_worker(tmp_path, ledger, a_changing_source())
     (chunk,) = plan(context).chunks
-    copies = StagingCopies(context.staging(), tmp_path / "copies")
-    append = Journal.append
-
-    def append_and_copy(journal, entry):
-        append(journal, entry)
-        copies.take()
-
-    monkeypatch.setattr(Journal, "append", append_and_copy)
+    copies = copied_at_each_entry(context, tmp_path / "copies", monkeypatch)
     archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
     copies.take()
     assert any(path.suffix == ".journal" for path in copies.files())
@@ -512,9 +506,7 @@ def test_the_seal_deletes_the_secret_in_its_transaction(tmp_path, ledger, monkey
 def test_run_killed_at_the_secret_starts_again(tmp_path, ledger, database_url, before):
     context = a_worker(tmp_path, ledger)
     (chunk,) = plan(context).chunks
-    run_killed(
-        tmp_path, database_url, chunk.name, at="packing_secret", before=before, **private_settings()
-    )
+    killed(context, database_url, chunk, SECRET, 1 if before else 2)
     assert len(packing_secrets(ledger)) == (not before)
     archive_chunk(context, chunk.name)
     ends_right(context, chunk.name)

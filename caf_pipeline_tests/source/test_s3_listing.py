@@ -101,11 +101,6 @@ def test_a_percent_sign_without_two_hexadecimal_digits_is_refused(text):
         decode_key(text, "url")
 
 
-def test_keys_that_are_not_utf8_stay_apart(scripted_s3):
-    source = script(scripted_s3, page("bad%FE", "bad%FF"))
-    assert [obj.key for obj in listed(source)] == [b"bad\xfe", b"bad\xff"]
-
-
 # Entries.
 
 TEXT = st.text(st.characters(exclude_categories=["C"]), max_size=8)
@@ -232,20 +227,10 @@ def test_pages_are_requested_with_token_and_payer(scripted_s3):
     assert {request.headers["x-amz-request-payer"] for request in (first, second)} == {"requester"}
 
 
-def test_listing_sends_no_request_before_the_first_page(scripted_s3):
-    scripted_s3.source().list_pages()
-    assert scripted_s3.requests == []
-
-
 def test_keys_before_the_start_are_filtered(scripted_s3):
     assert [obj.key for obj in listed(script(scripted_s3, page("a", "b", "c")), after=b"b")] == [
         b"c"
     ]
-
-
-def test_an_empty_page_does_not_end_a_listing(scripted_s3):
-    source = script(scripted_s3, page(more="1"), page("a", more="2"), page(more="3"), page("b"))
-    assert [obj.key for obj in listed(source)] == [b"a", b"b"]
 
 
 def test_empty_pages_do_not_count_against_the_bound(scripted_s3):
@@ -487,12 +472,6 @@ def test_causes_of_source_errors_are_distinct(scripted_s3, answer, fact, hint):
     assert caught.value.permanent
 
 
-def test_a_web_page_is_reported(scripted_s3):
-    scripted_s3.answer = lambda request: ScriptedAnswer(200, b"<html><br></html>", HTML)
-    with pytest.raises(SourceUnreachable, match="web page"):
-        listed(scripted_s3.source())
-
-
 BOMB = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "lol"}">' for n in range(10))
 DOCTYPES = {
     "an entity bomb": f"<!DOCTYPE x [{BOMB}]><x>&e9;</x>",
@@ -533,12 +512,6 @@ def test_html_with_a_doctype_is_a_web_page(scripted_s3):
     scripted_s3.answer = lambda request: ScriptedAnswer(200, b"<!DOCTYPE html><html/>", HTML)
     with pytest.raises(SourceUnreachable, match="web page"):
         listed(scripted_s3.source())
-
-
-def test_a_forbidden_listing_names_the_permission(scripted_s3):
-    with pytest.raises(SourceDenied) as caught:
-        listed(script(scripted_s3, s3_error(403, "AccessDenied")))
-    assert "s3:ListBucket" in caught.value.hint
 
 
 def test_a_bucket_of_another_region_names_the_setting(scripted_s3):

@@ -263,16 +263,6 @@ def test_csv_keys_may_encode_any_bytes(new_bucket, destination, tmp_path, writte
     assert keys_taken(new_bucket.source(inventory=reports.folder), tmp_path) == [key]
 
 
-def test_keys_in_parquet_and_orc_are_not_decoded(new_bucket, destination, tmp_path):
-    for file_format in ("Parquet", "ORC"):
-        new_bucket.put("a+b%20c%zz")
-        reports = writer(new_bucket, destination, file_format=file_format)
-        reports.write()
-        assert keys_taken(new_bucket.source(inventory=reports.folder), tmp_path / file_format) == [
-            b"a+b%20c%zz"
-        ]
-
-
 # Which report.
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -488,16 +478,6 @@ def test_text_that_is_not_utf8_is_refused(new_bucket, destination, tmp_path, col
     pq.write_table(table.set_column(table.schema.get_field_index(column), column, text), sink)
     reports.write_files([sink.getvalue().to_pybytes()])
     refused(new_bucket.source(inventory=reports.folder), tmp_path, "cannot be read: ")
-
-
-def test_an_etag_may_be_any_text(new_bucket, destination, tmp_path):
-    reports = writer(new_bucket, destination)
-    reports.write(
-        rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"e_tag": "é" * 512}]
-    )
-    assert [
-        obj.etag for obj in taken(new_bucket.source(inventory=reports.folder), tmp_path)[0]
-    ] == ["é" * 512]
 
 
 def test_the_largest_possible_size_is_accepted(new_bucket, destination, tmp_path):

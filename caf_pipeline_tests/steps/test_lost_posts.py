@@ -9,7 +9,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError, StoredAlready
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.steps import chunk_steps, inventories, planning
-from caf_pipeline_tests.support.crashes import examined, mended
+from caf_pipeline_tests.support.doctors import examined, mended
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk, archive_everything

@@ -25,6 +25,7 @@ from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.rebuild import FileKind, rebuild
 from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.log_search import LogSearch, Period
 from caf_pipeline.retrieval.reader import fetch, save
@@ -33,10 +34,11 @@ from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support import steady_source
 from caf_pipeline_tests.support.clp_packing import packed
 from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.encrypted_staging import packing_secrets, private_settings
+from caf_pipeline_tests.support.kills import KILLED, Fatal
 from caf_pipeline_tests.support.ledger_rows import seal_facts
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -605,28 +607,19 @@ def test_a_withdrawn_part_takes_the_secrets_of_planned_parts(tmp_path, source, l
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("fatal", range(3, 90, 29))
+@pytest.mark.parametrize("fatal", range(3, 240, 79))
 def test_runs_that_are_killed_between_and_within_chunks_end_right(
     tmp_path, ledger, database_url, fatal
 ):
-    context = a_run_context(tmp_path, dying_runs.a_split_source(), ledger, target="128KiB")
+    context = a_run_context(tmp_path, steady_source.a_split_source(), ledger, target="128KiB")
     plan(context)
-    settings = {"target": "128KiB"}
+    options = {"source": steady_source.a_split_source, "target": "128KiB"}
     names = [chunk.name for chunk in ledger.chunks.list("src")]
     for name in names:
         assert is_nowhere(context) or name == names[-1]
-        killed = dying_runs.run(
-            tmp_path,
-            database_url,
-            name,
-            fatal=fatal,
-            settings=settings,
-            source=dying_runs.a_split_source,
-        )
-        if killed is None:
-            dying_runs.run(
-                tmp_path, database_url, name, settings=settings, source=dying_runs.a_split_source
-            )
+        killed = steady_source.run(tmp_path, database_url, name, fatal=Fatal("", fatal), **options)
+        assert killed == KILLED
+        assert steady_source.run(tmp_path, database_url, name, **options) == 0
     assert object_bytes(context, "huge") == context.objects.bodies["huge"]
     assert (
         ledger.chunks.account("src").located_objects,
@@ -638,7 +631,7 @@ def test_runs_that_are_killed_between_and_within_chunks_end_right(
 
 def test_what_was_fetched_of_a_part_is_not_fetched_again(context, source, monkeypatch):
     monkeypatch.setattr(
-        "caf_pipeline.packing.packer.pace_of", lambda settings: dying_runs.CheckpointPace(1, 1, 1)
+        "caf_pipeline.packing.packer.pace_of", lambda settings: CheckpointPace(1, 1, 1)
     )
     plan(context)
     name = parts_of(context)[2]

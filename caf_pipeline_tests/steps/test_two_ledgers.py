@@ -14,7 +14,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.first_plan import accept_new_archive
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline_tests.support.crashes import mended
+from caf_pipeline_tests.support.doctors import mended
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import signal
 import sys
 
 import pytest
@@ -26,8 +25,9 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.jackal_command_line import new_wallet, wallet_with_space
 from caf_pipeline_tests.support.jackal_network import FUNDS, SPACE
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
+from caf_pipeline_tests.support.kills import KILLED, Fatal, call
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.paying_runs import Payer, start_run
+from caf_pipeline_tests.support.payers import Payer, start_payment
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, first_chunk, plan
 
@@ -166,11 +166,9 @@ def test_a_run_killed_after_its_request_leaves_a_withdrawable_chunk(
     context, network, wallet, database_url, tmp_path
 ):
     name = intended(context)
-    process = start_run(
-        Payer(network, wallet.words, None), database_url, name, moment=2
-    )  # after `ask`
-    process.communicate()
-    assert (process.returncode, requests(context)) == (-signal.SIGKILL, 1)
+    fatal = Fatal(call(TransactionLog.ask), 2)
+    run = start_payment(Payer(network, wallet.words, None), database_url, name, fatal=fatal)
+    assert (run.wait(), requests(context)) == (KILLED, 1)
     chunk_steps.withdraw(context, name)
     assert (state_of(context, name), requests(context)) == (ChunkState.WITHDRAWN, 0)
     archived_once(context)

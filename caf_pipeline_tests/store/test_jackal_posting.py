@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,27 +25,27 @@ from caf_pipeline.errors import (
     TransactionRefused,
 )
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.store.jackal import nodes as nodes_module
 from caf_pipeline.store.jackal import posting as posting_module
+from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import POST_FILE, post_file, transaction_messages
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.protocol import Copy
+from caf_pipeline_tests.support.kills import KILLED, Fatal, call
 from caf_pipeline_tests.support.ledger_rows import bring_to, register
 from caf_pipeline_tests.support.memory_log import MemoryLog
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.paying_runs import (
+from caf_pipeline_tests.support.payers import (
     ARCHIVE,
     CHARGED,
     COPIES,
     SIZE,
-    FileLog,
-    ManyRuns,
     Payer,
     chunk,
-    start_run,
+    start_payment,
     then,
 )
-from caf_pipeline_tests.support.tiers import sampled
 
 GB = 10**9
 
@@ -654,75 +653,69 @@ def test_a_purchase_that_never_came_into_a_block_is_made(network, stack, log):
 # --- processes ---
 
 
-@pytest.fixture(scope="module")
-def runs():
-    with ManyRuns() as runs:
-        yield runs
+EVERY = 4
+"""One kill per this many moments."""
 
 
 @pytest.mark.thorough
-def test_killed_at_any_moment_a_post_is_paid_once(payer, tmp_path, runs):
-    file = tmp_path / "log"
-    for moment in itertools.count(1):
-        name = f"k{moment}"
-        run = runs.run(payer, file, name, moment=moment)
-        log = FileLog(file)
+def test_killed_at_any_moment_a_post_is_paid_once(payer, ledger, database_url):
+    log = ledger.transactions(this_process("run-2"))
+    for count, name in enumerate(in_posting(ledger, 40), 1):
+        run = start_payment(payer, database_url, name, fatal=Fatal("", EVERY * count))
+        status = run.wait()
         posting = payer.poster(log).post(chunk(name), log)
-        assert payer.starts(name) == [posting.start], f"killed at moment {moment}"
-        assert set(outcomes(log)) == {"included"}
-        if run.status == 0:
-            assert int(run.output) == posting.start
+        assert payer.starts(name) == [posting.start], f"killed at moment {EVERY * count}"
+        assert log.pending(payer.account) == []
+        if status == 0:
+            assert run.answer.result == posting.start
             break
-        assert run.status == -signal.SIGKILL
-    assert moment > 15
-    assert payer.charged() == moment * CHARGED
-    assert payer.transactions() == moment
+        assert status == KILLED
+    assert count > 5
+    assert payer.charged() == count * CHARGED
+    assert payer.transactions() == count
 
 
 @pytest.mark.thorough
-def test_killed_at_any_moment_a_purchase_is_paid_once(network, stack, tmp_path, runs):
-    for moment in itertools.count(1):
-        payer, file = Payer.new(network, stack, space=0), tmp_path / f"log{moment}"
-        run = runs.run(payer, file, "", moment=moment, buy=GB)
-        log = FileLog(file)
-        if outcomes(log) == ["included"]:  # nothing to resume: the next call buys again
+def test_killed_at_any_moment_a_purchase_is_paid_once(network, stack, ledger, database_url):
+    log = ledger.transactions(this_process("run-2"))
+    for count in itertools.count(1):
+        payer = Payer.new(network, stack, space=0)
+        status = start_payment(payer, database_url, buy=GB, fatal=Fatal("", EVERY * count)).wait()
+        signed = log.spent(payer.account) > 0
+        if signed and not log.pending(payer.account):  # the next call buys again
             break
-        assert run.status == -signal.SIGKILL
-        has_entries = bool(log.entries)
-        assert payer.poster(log).buy(GB, 30, log).earlier == has_entries
-        assert (
-            10**9 - payer.balance() == log.spent(payer.account) == log.entries[0].transaction.cost
-        )
+        assert status == KILLED
+        assert payer.poster(log).buy(GB, 30, log).earlier == signed
+        assert 10**9 - payer.balance() == log.spent(payer.account)
         assert payer.transactions() == 1
-    assert moment > 8
+    assert count > 5
 
 
 @pytest.mark.thorough
 def test_processes_sharing_a_wallet_pay_each_root_once(payer, ledger, database_url):
     names = in_posting(ledger, 4)
     log = ledger.transactions(this_process("run-1"))
-    with contextlib.ExitStack() as started:
-        with log.lease(payer.account):  # until all posts wait
-            runs = [started.enter_context(start_run(payer, database_url, name)) for name in names]
-            for run in runs:
-                run.stdin.close()
-            while len(log.waiting(payer.account)) < len(names):
-                assert all(run.poll() is None for run in runs)
-                time.sleep(0.05)
-        starts = [int(run.stdout.read()) for run in runs]
+    with log.lease(payer.account):  # until all posts wait
+        runs = [start_payment(payer, database_url, name) for name in names]
+        while len(log.waiting(payer.account)) < len(names):
+            assert all(run.runs for run in runs)
+            time.sleep(0.05)
+    starts = [run.answer.result for run in runs]
     assert [payer.starts(name) for name in names] == [[start] for start in starts]
     assert payer.charged() == 4 * CHARGED
     assert payer.transactions() == 1
 
 
+COMMIT = call(TransactionLog.commit)
+BROADCAST = call(Chain.broadcast)
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("moment", sampled([12, 14, 16], every=3))
-def test_killed_leaseholder_is_followed_by_another_run(payer, ledger, database_url, moment):
-    """The moments are around the commit of two posts, and around the broadcast."""
+@pytest.mark.parametrize(("at", "moment"), [(COMMIT, 1), (COMMIT, 2), (BROADCAST, 2)])
+def test_killed_leaseholder_is_followed_by_another_run(payer, ledger, database_url, at, moment):
     first, second = in_posting(ledger, 2)
-    with start_run(payer, database_url, first, moment=moment) as run:
-        pass
-    assert run.returncode == -signal.SIGKILL
+    run = start_payment(payer, database_url, first, fatal=Fatal(at, moment))
+    assert run.wait() == KILLED
     log = ledger.transactions(this_process("run-2"))
     posting = payer.poster(log).post(chunk(second), log)
     assert [payer.starts(name) for name in (first, second)] == [

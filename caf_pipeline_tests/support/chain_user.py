@@ -6,11 +6,14 @@ For tests of the loopback network, and of a client's effect on a network.
 import base64
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.store.jackal import messages, names
@@ -18,7 +21,7 @@ from caf_pipeline.store.jackal.messages import ChainMessage, TransactionTerms
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.loopback.wire import field
-from caf_pipeline_tests.support.jackal_network import WORDS
+from caf_pipeline_tests.support.jackal_network import ADDRESS, FUNDS, SPACE, WORDS
 
 GAS = 200_000
 FEE = 4_000
@@ -174,6 +177,27 @@ class ChainUser:
         return [proof.split("/")[0] for proof in self.storage(post.path).json()["file"]["proofs"]]
 
 
-def log_of(folder: Path) -> str:
-    """Return the program's log."""
-    return (folder / "log.txt").read_text()
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=30, verify=False) as client:
+        yield client
+
+
+@pytest.fixture
+def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
+    """A user of a chain that makes blocks only on order."""
+    network.misbehave(halted=True)
+    network.advance(2)
+    return ChainUser(network, client)
+
+
+@contextmanager
+def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
+    """A halted network with special options."""
+    settings = {"fund": {ADDRESS: FUNDS}, "space": {ADDRESS: SPACE}, "block_seconds": 0.1} | options
+    with (
+        LoopbackNetwork(folder, **settings) as network,
+        httpx.Client(timeout=30, verify=False) as client,
+    ):
+        network.misbehave(halted=True)
+        yield ChainUser(network, client)

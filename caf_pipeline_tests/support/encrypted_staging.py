@@ -9,7 +9,7 @@ from caf_pipeline.errors import CafError
 from caf_pipeline.formats import age
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline_tests.support.dying_runs import SteadySource, a_steady_source
+from caf_pipeline_tests.support.steady_source import SteadySource, a_steady_source
 
 IDENTITY = age.X25519Identity(bytes(range(32)))
 WORKER_KEY = "5e" * 32

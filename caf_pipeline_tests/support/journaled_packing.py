@@ -11,8 +11,8 @@ from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline.packing.packer import PackedChunk, Packer
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings
-from caf_pipeline_tests.support.dying_runs import SteadySource
 from caf_pipeline_tests.support.plans import MOMENT, plan_of
+from caf_pipeline_tests.support.steady_source import SteadySource
 
 PART = 64 * 1024
 SETTINGS = PackingSettings.model_validate(

@@ -66,7 +66,6 @@ LONGEST_FIRST: Final = (
     "maintenance/test_older_backup.py",
     "dagster_host/test_remove.py",
     "store/test_jackal_network.py",
-    "packing/test_crashes.py",
     "test_filesystem.py",
     "test_demo_processes.py",
     "steps/test_chunk_steps.py",

@@ -95,6 +95,7 @@ class UnrulyS3:
     def __init__(self, backend: str) -> None:
         self.backend = backend
         self.endpoint = ""
+        self._port = 0
         self.page_keys: int | None = None
         self.struck = 0
         self._orders: list[_Order] = []
@@ -103,6 +104,21 @@ class UnrulyS3:
     def in_front_of(self, bucket: Bucket) -> Bucket:
         """Return the bucket behind the proxy; its client still uses the server itself."""
         return replace(bucket, endpoint=self.endpoint)
+
+    def start(self) -> None:
+        """Listen, on the same port as before."""
+        handler = type("Handler", (_Handler,), {"unruly": self})
+        self._server = _Server(("127.0.0.1", self._port), handler)
+        self._port = self._server.server_address[1]
+        self.endpoint = f"http://127.0.0.1:{self._port}"
+        named = {"poll_interval": 0.01}
+        threading.Thread(target=self._server.serve_forever, kwargs=named, daemon=True).start()
+
+    def kill(self) -> None:
+        """Abort all connections and close the port, as the end of a server does."""
+        self._server.shutdown()
+        self._server.reset()
+        self._server.server_close()
 
     def well_behaved(self) -> None:
         """Cancel all orders."""
@@ -373,37 +389,40 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
+    daemon_threads = True
     request_queue_size = 128  # with 5, the kernel drops connections that come together
+
+    def __init__(self, *arguments: Any) -> None:
+        self._connections: set[socket.socket] = set()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def reset(self) -> None:
+        """Abort every open connection, like a dying process."""
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):  # it has just ended
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors: tests use clients that give up."""
 
     def shutdown_request(self, request: Any) -> None:
         """Close without a regular end of the stream, so that a reset is sent."""
+        self._connections.discard(request)
         self.close_request(request)
-
-
-@contextlib.contextmanager
-def running_unruly(backend: str) -> Iterator[UnrulyS3]:
-    """Run a proxy on a free port while the context lasts."""
-    unruly = UnrulyS3(backend)
-    handler = type("Handler", (_Handler,), {"unruly": unruly})
-    with _Server(("127.0.0.1", 0), handler) as server:
-        unruly.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield unruly
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture(scope="session")
 def unruly_server(s3_server: str) -> Iterator[UnrulyS3]:
     """The session's proxy, for `unruly_s3`."""
-    with running_unruly(s3_server) as unruly:
-        yield unruly
+    unruly = UnrulyS3(s3_server)
+    unruly.start()
+    yield unruly
+    unruly.kill()
 
 
 @pytest.fixture

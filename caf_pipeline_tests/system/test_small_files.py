@@ -36,7 +36,7 @@ def columns(folder, bodies):
 
 
 @READERS
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(bodies=SOME_BODIES, hashed=st.booleans())
 def test_bodies_come_back_to_back_with_the_digest_of_each(tmp_path_factory, read, bodies, hashed):
     together = b"".join(bodies)
@@ -100,7 +100,7 @@ def test_mtimes_of_the_file_system_can_be_compared(tmp_path, read, modified_ns):
 
 
 @LISTERS
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(entries=st.dictionaries(NAMES, st.none() | st.binary(max_size=40), max_size=8))
 def test_folder_is_listed_in_path_order_with_sizes_and_mtimes(tmp_path_factory, list_in, entries):
     folder = tmp_path_factory.mktemp("files")
