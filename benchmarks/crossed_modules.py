@@ -20,7 +20,7 @@ from dagster import DagsterInstance
 
 from benchmarks.case import CAF
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import LAUNCH_SENSOR, new_objects_name
+from caf_pipeline.naming import LAUNCH_SENSOR, new_objects_name
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, make_bucket, running_moto
 from caf_pipeline_tests.support.ticks import evaluate_tick

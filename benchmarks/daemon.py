@@ -38,10 +38,10 @@ from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.code_location import code_location
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
-from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.naming import PARTITION_TAG
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.wiring import open_ledger, open_run_context

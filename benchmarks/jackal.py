@@ -17,6 +17,7 @@ from benchmarks.network import distant
 from benchmarks.pairs import Command
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.ledger.records import OperatorControls
+from caf_pipeline.records import PostRecord, ProviderRecord
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.nodes import Nodes
@@ -24,7 +25,7 @@ from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.jackal.write import open_jackal_store
-from caf_pipeline.store.protocol import ChunkToStore, PostRecord, ProviderRecord
+from caf_pipeline.store.protocol import ChunkToStore
 from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.memory_log import MemoryLog

@@ -24,12 +24,12 @@ from benchmarks.inputs import KEPT
 from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.code_location import code_location
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import ALERT_SENSOR, LAUNCH_SENSOR, partitions_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.naming import ALERT_SENSOR, LAUNCH_SENSOR, partitions_name
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline_tests.support.postgres import connected

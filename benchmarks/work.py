@@ -229,8 +229,8 @@ def claim(url: str, rows: str, chunks: str, objects: str) -> dict[str, Any]:
     from caf_pipeline.inventory.plan import ChunkPlan
     from caf_pipeline.ledger.database import Database
     from caf_pipeline.ledger.ledger import Ledger
-    from caf_pipeline.ledger.processes import this_process
     from caf_pipeline.ledger.records import PlanRecord, plan_lease
+    from caf_pipeline.system.processes import this_process
 
     ledger, count, size = Ledger(Database(url)), int(objects), int(objects)
     record = PlanRecord(
@@ -256,9 +256,9 @@ def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
     from caf_pipeline.inventory.manifest import open_manifest
     from caf_pipeline.ledger.database import Database
     from caf_pipeline.ledger.ledger import Ledger
-    from caf_pipeline.ledger.processes import this_process
     from caf_pipeline.ledger.records import SealRecord
-    from caf_pipeline.store.protocol import Copy, PostRecord
+    from caf_pipeline.records import Copy, PostRecord
+    from caf_pipeline.system.processes import this_process
 
     ledger, opened = Ledger(Database(url)), open_manifest(Path(manifest))
     with ledger.leases.hold(f"chunk/{chunk}", this_process("bench")) as lease:

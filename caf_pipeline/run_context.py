@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.encryption.opening import OpeningReader
+from caf_pipeline.encryption.opening_reader import OpeningReader
 from caf_pipeline.errors import NotLocated, StagingError
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.records import Holder
+from caf_pipeline.records import Lease
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.source.protocol import ObjectSource
-from caf_pipeline.store.protocol import ChunkStore, Lease
+from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.processes import Holder
 from caf_pipeline.system.secret_files import make_private
 from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits

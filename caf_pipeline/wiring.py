@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from caf_pipeline.chunk_state import ChunkState
-    from caf_pipeline.encryption.opening import OpeningReader
+    from caf_pipeline.encryption.opening_reader import OpeningReader
     from caf_pipeline.ledger.ledger import Ledger
     from caf_pipeline.ledger.lookup import Lookup
-    from caf_pipeline.ledger.protocol import LocationLookups
-    from caf_pipeline.ledger.records import Holder, StoragePlanRow
+    from caf_pipeline.ledger.records import LocationLookups
+    from caf_pipeline.records import StoragePlanRow
     from caf_pipeline.retrieval.archive import Archive
     from caf_pipeline.retrieval.restore import RestoreTarget
     from caf_pipeline.run_context import Lazy, RunContext
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from caf_pipeline.source.protocol import EventQueue, ObjectSource
     from caf_pipeline.store.jackal.write import JackalStore
     from caf_pipeline.store.protocol import ChunkReader, ChunkStore
+    from caf_pipeline.system.processes import Holder
     from caf_pipeline.system.ranges import FileRanges
     from caf_pipeline.waits import Listener, Recorder, Work
 
@@ -87,7 +88,7 @@ def open_reader(
 
     It has no wallet. `ask_passphrase` is for an identity file that needs it.
     """
-    from caf_pipeline.encryption.opening import OpeningReader
+    from caf_pipeline.encryption.opening_reader import OpeningReader
 
     stored = _open_stored(settings, lookup, waits)
     return OpeningReader(
@@ -331,8 +332,8 @@ def open_run_context(
     records, too. `register` adds the source to the ledger. For `ended` see `RunContext`.
     """
     from caf_pipeline.ledger.ledger import Ledger
-    from caf_pipeline.ledger.processes import this_process
     from caf_pipeline.run_context import Lazy, RunContext
+    from caf_pipeline.system.processes import this_process
     from caf_pipeline.throttle import open_throttle
 
     holder = this_process(run)

@@ -33,7 +33,7 @@ from caf_pipeline.chunk_state import (
     unparked_state,
 )
 from caf_pipeline.errors import ClaimConflict, IllegalMove, LeaseLost
-from caf_pipeline.store.protocol import Copy
+from caf_pipeline.records import Copy
 from caf_pipeline_tests.support.ledger_rows import (
     POSTING,
     SOURCE,

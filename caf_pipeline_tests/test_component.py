@@ -10,9 +10,9 @@ from dagster import AssetKey, AssetSpec, build_op_context
 from dagster.components.testing import create_defs_folder_sandbox
 
 from caf_pipeline.component import S3ArchiveComponent
-from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.defs.translation import ArchiveAsset
 from caf_pipeline.errors import SettingsError
+from caf_pipeline.naming import ASSETS
 
 pytestmark = [  # Dagster's own warnings, at loading
     pytest.mark.filterwarnings("ignore::dagster.BetaWarning"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.defs.naming import ASSETS, DEAD_RUNS_SENSOR, LAUNCH_SENSOR, job_name
+from caf_pipeline.naming import ASSETS, DEAD_RUNS_SENSOR, LAUNCH_SENSOR, job_name
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine, opened_context
 from caf_pipeline_tests.support.dagster_project import make_project
 from caf_pipeline_tests.support.dagster_versions import find_uv, install_dagster, oldest_dagster

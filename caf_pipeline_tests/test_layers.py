@@ -8,18 +8,13 @@ from dagster import DagsterInstance
 from caf_pipeline_tests.support.package_modules import MODULES, RANK, imports_of, top
 
 ADAPTERS = {"source", "store", "ledger"}
-DAGSTER = {"naming", "automation", "defs", "dagster_host"}
+DAGSTER = {"naming", "asset_keys", "automation", "defs", "dagster_host"}
 LEDGER = "ledger.ledger.Ledger"
 """There is one ledger, so that everything above it may name its class."""
 
 BESIDE_WIRING = {
     # who holds a lease, and the database's name in a message
-    *(
-        "ledger.processes.is_alive",
-        "ledger.processes.parent_process",
-        "ledger.processes.this_process",
-        "ledger.database.describe_database",
-    ),
+    *("ledger.database.describe_database",),
     "ledger.lookup.Lookup",  # as a type
     # the columns of a table, which a page describes
     *("ledger.schema_files.column_comments", "ledger.tables.FILE_LOCATIONS"),
@@ -95,7 +90,9 @@ def test_adapters_are_imported_only_by_wiring():
 
 
 IN_A_PROJECT = [
-    module for module in MODULES if top(module) in {"naming", "automation", "defs", "component"}
+    module
+    for module in MODULES
+    if top(module) in {"naming", "asset_keys", "automation", "defs", "component"}
 ]
 """Modules that a user's Dagster project loads."""
 

@@ -19,18 +19,18 @@ from dagster import (
     SensorResult,
 )
 
+from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation import instance_calls
-from caf_pipeline.automation.asset_keys import AssetKeys
+from caf_pipeline.automation.notify import post_json, send_mail
 from caf_pipeline.automation.tick import ask_in_time
-from caf_pipeline.defs.naming import CHECKED_ASSET, PLAN_ACCOUNTS, STORAGE_PLAN_LASTS
 from caf_pipeline.errors import AlertNotSent, LedgerError, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import SourceProgress
+from caf_pipeline.naming import CHECKED_ASSET, PLAN_ACCOUNTS, STORAGE_PLAN_LASTS
 from caf_pipeline.settings import AlertSettings, Settings
 from caf_pipeline.steps.conditions import DELAYS, Condition, ConditionKind, find_conditions
 from caf_pipeline.system.deadline import Deadline, Overdue
-from caf_pipeline.system.notify import post_json, send_mail
 from caf_pipeline.system.quantities import counted
 
 _EVALUATED: Final = {"SUCCEEDED", "FAILED"}

@@ -12,9 +12,8 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launching import ENDED
-from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
-from caf_pipeline.ledger.processes import is_alive
-from caf_pipeline.ledger.records import Holder
+from caf_pipeline.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
+from caf_pipeline.system.processes import Holder, is_alive
 
 GOING_ON: Final = [
     DagsterRunStatus.NOT_STARTED,

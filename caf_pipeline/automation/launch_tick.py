@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from dagster import RunRequest, SensorEvaluationContext, SensorResult, SkipReason
 
-from caf_pipeline.automation.asset_keys import AssetKeys
+from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation.launching import (
     PAGE,
     Backfills,
@@ -22,7 +22,6 @@ from caf_pipeline.automation.launching import (
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
-from caf_pipeline.defs.naming import BEFORE_BACKFILLS, job_name, partitions_name
 from caf_pipeline.encryption.identities import require_recipients
 from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
@@ -37,6 +36,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import LaunchableChunk
+from caf_pipeline.naming import BEFORE_BACKFILLS, job_name, partitions_name
 from caf_pipeline.run_context import RunContext, address_of
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps

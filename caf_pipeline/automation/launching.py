@@ -18,10 +18,12 @@ from dagster import (
     RunsFilter,
 )
 
+from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation import instance_calls
-from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
-from caf_pipeline.defs.naming import (
+from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.ledger.records import LaunchableChunk
+from caf_pipeline.naming import (
     ASSETS,
     BACKFILL_TAG,
     PARTITION_TAG,
@@ -30,8 +32,7 @@ from caf_pipeline.defs.naming import (
     WILL_RETRY_TAG,
     job_name,
 )
-from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.records import Chunk, LaunchableChunk
+from caf_pipeline.records import Chunk
 from caf_pipeline.settings import ChunkRunSettings
 
 ENDED: Final = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]

@@ -17,9 +17,9 @@ from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launch_tick import MIN_TIME_LEFT
 from caf_pipeline.automation.launching import UNFINISHED, is_backing_off
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
-from caf_pipeline.defs.naming import OUTAGE_TAG, REPORT_TAG, job_name, op_name
 from caf_pipeline.errors import CafError, SourceError, with_hint
 from caf_pipeline.ledger.database import describe_database
+from caf_pipeline.naming import OUTAGE_TAG, REPORT_TAG, job_name, op_name
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.steps import inventories, notices

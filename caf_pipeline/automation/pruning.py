@@ -16,7 +16,7 @@ from dagster import DagsterEventType, DagsterInstance, RunsFilter
 from sqlalchemy import bindparam, text
 
 from caf_pipeline.automation.launching import ENDED
-from caf_pipeline.defs.naming import SOURCE_TAG
+from caf_pipeline.naming import SOURCE_TAG
 
 CURSOR: Final = "caf/events_pruned_until/{source}"
 """The time (ISO 8601) up to which a source is pruned."""

@@ -14,11 +14,10 @@ from dagster import (
 from pydantic import Field
 
 from caf_pipeline import wiring
-from caf_pipeline.defs.naming import ASSETS
-from caf_pipeline.encryption.opening import OpeningReader
+from caf_pipeline.encryption.opening_reader import OpeningReader
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError, with_hint
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.naming import ASSETS
 from caf_pipeline.retrieval.listing import count_not_archived, every, is_current, list_objects
 from caf_pipeline.retrieval.reader import no_source
 from caf_pipeline.retrieval.restore import (
@@ -29,6 +28,7 @@ from caf_pipeline.retrieval.restore import (
 )
 from caf_pipeline.retrieval.side_by_side import take_all
 from caf_pipeline.settings import Settings
+from caf_pipeline.system.processes import this_process
 from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.waits import LINE_SECONDS, Announcer, Waits
 

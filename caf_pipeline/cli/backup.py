@@ -14,9 +14,9 @@ from caf_pipeline.ledger.backup import Programs, back_up, read_backup
 from caf_pipeline.ledger.backup import restore as restore_backup
 from caf_pipeline.ledger.database import has_own_server
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.system.processes import is_alive
 
 
 def backup(

@@ -32,12 +32,12 @@ from caf_pipeline.errors import (
     UsageError,
 )
 from caf_pipeline.ledger.records import Location
+from caf_pipeline.records import Sample
 from caf_pipeline.retrieval.check import CheckedObject, Openable, check_objects, sampled
 from caf_pipeline.retrieval.holders import ROW
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.side_by_side import take_all
 from caf_pipeline.settings import Settings, load_settings
-from caf_pipeline.store.protocol import Sample
 
 DEFAULT_SHARE: Final = "1%"
 

@@ -25,7 +25,6 @@ from caf_pipeline.cli.terminal import (
 )
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import (
     Actor,
@@ -39,6 +38,7 @@ from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.processes import is_alive, this_process
 from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline.wiring import jackal_of, open_store, record_space
 

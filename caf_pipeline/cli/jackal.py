@@ -26,8 +26,7 @@ from caf_pipeline.cli.terminal import (
 )
 from caf_pipeline.errors import StoredChunkMissing, UsageError
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.records import Chunk, TransactionLog
 from caf_pipeline.settings import Settings, SourceSettings, load_settings
 from caf_pipeline.steps.inventories import latest_whole_snapshot
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
@@ -36,7 +35,7 @@ from caf_pipeline.store.jackal.chain_diff import ChainDiff, compare
 from caf_pipeline.store.jackal.storage_forecast import plan_of, space_warning, warn_period
 from caf_pipeline.store.jackal.wallet import mnemonic_sources
 from caf_pipeline.store.jackal.write import JackalStore
-from caf_pipeline.store.protocol import TransactionLog
+from caf_pipeline.system.processes import this_process
 from caf_pipeline.system.quantities import table_lines
 from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import Announcer, Waits

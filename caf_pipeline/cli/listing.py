@@ -27,8 +27,7 @@ from caf_pipeline.cli.terminal import (
     show_time,
 )
 from caf_pipeline.errors import NotLocated, UsageError
-from caf_pipeline.ledger.protocol import LocationLookups
-from caf_pipeline.ledger.records import Location
+from caf_pipeline.ledger.records import Location, LocationLookups
 from caf_pipeline.retrieval.listing import (
     common_prefix,
     every,

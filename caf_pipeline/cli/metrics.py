@@ -15,7 +15,8 @@ from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.records import SourceProgress, StoragePlanRow
+from caf_pipeline.ledger.records import SourceProgress
+from caf_pipeline.records import StoragePlanRow
 from caf_pipeline.settings import load_settings
 from caf_pipeline.store.jackal.storage_forecast import warns_from
 

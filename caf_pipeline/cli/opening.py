@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from caf_pipeline.encryption.opening import OpeningReader
+    from caf_pipeline.encryption.opening_reader import OpeningReader
     from caf_pipeline.ledger.ledger import Ledger
     from caf_pipeline.ledger.lookup import Lookup
-    from caf_pipeline.ledger.protocol import LocationLookups
+    from caf_pipeline.ledger.records import LocationLookups
     from caf_pipeline.run_context import RunContext
     from caf_pipeline.settings import Settings
     from caf_pipeline.source.protocol import ObjectSource

@@ -28,7 +28,8 @@ from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.plan import read_chunk_batches, read_terms, verify_plan
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, histogram_lines, plan_statistics
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.records import Chunk, PlanRow
+from caf_pipeline.ledger.records import PlanRow
+from caf_pipeline.records import Chunk
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import inventories
 from caf_pipeline.steps.preview import PlanEstimate, PlanPreview, preview_plan

@@ -24,10 +24,10 @@ from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance import rebuild as steps
 from caf_pipeline.maintenance.rebuild import NOT_KNOWN, NOTHING_MISSING, FileKind, RebuildOutcome
+from caf_pipeline.records import PostedFile
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.jackal.wallet import require_address
-from caf_pipeline.store.protocol import PostedFile
 
 _POSTS_SHOWN: Final = 50
 

@@ -21,7 +21,7 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import UsageError
-from caf_pipeline.ledger.protocol import LocationLookups
+from caf_pipeline.ledger.records import LocationLookups
 from caf_pipeline.retrieval.listing import count_not_archived, list_named_versions, list_objects
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums, restore_objects
 from caf_pipeline.retrieval.side_by_side import take_all

@@ -18,7 +18,8 @@ from caf_pipeline.cli.terminal import (
     show_time,
 )
 from caf_pipeline.inventory.objects import versions_as_json
-from caf_pipeline.ledger.records import Chunk, SourceAccount
+from caf_pipeline.ledger.records import SourceAccount
+from caf_pipeline.records import Chunk
 from caf_pipeline.settings import load_settings
 from caf_pipeline.store.jackal.storage_forecast import end_warning
 from caf_pipeline.system.quantities import show_age, table_lines

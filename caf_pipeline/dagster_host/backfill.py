@@ -18,7 +18,7 @@ from typing import Any, Final
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
-from caf_pipeline.automation.asset_keys import DEFAULT_KEYS, AssetKeys
+from caf_pipeline.asset_keys import DEFAULT_KEYS, AssetKeys
 from caf_pipeline.automation.launching import UNFINISHED, Backfills, runs_of
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
@@ -27,11 +27,12 @@ from caf_pipeline.dagster_host.dagster_private import PartitionBackfill
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.summary import CHUNKS_FAILED, HELD_BY_OTHERS
-from caf_pipeline.defs.naming import ASSETS, BACKFILL_TAG, PRIORITY_TAG, SOURCE_TAG
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.records import Chunk, chunk_of_lease
+from caf_pipeline.ledger.records import chunk_of_lease
+from caf_pipeline.naming import ASSETS, BACKFILL_TAG, PRIORITY_TAG, SOURCE_TAG
+from caf_pipeline.records import Chunk
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.steps import chunk_steps

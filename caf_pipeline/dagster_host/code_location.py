@@ -13,12 +13,12 @@ from typing import Any
 from dagster import Definitions
 from dagster.components.definitions import LazyDefinitions
 
-from caf_pipeline.automation.asset_keys import DEFAULT_KEYS, AssetKeys
+from caf_pipeline.asset_keys import DEFAULT_KEYS, AssetKeys
 from caf_pipeline.dagster_host.team_project import TeamProject, team_project
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import LOCATION_NAME, RUN
 from caf_pipeline.defs.resources import Execute, run_step
 from caf_pipeline.errors import SettingsError, first_line
+from caf_pipeline.naming import LOCATION_NAME, RUN
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.unused_modules import allow_all_modules
 

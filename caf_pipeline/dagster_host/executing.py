@@ -18,14 +18,14 @@ from caf_pipeline.dagster_host.dagster_private import (
     execute_run_iterator,
     merge_run_tags,
 )
-from caf_pipeline.defs.naming import (
+from caf_pipeline.naming import (
     COMMAND,
     COMMAND_TAG,
     LOCATION_NAME,
     MAX_RETRIES_TAG,
     REPOSITORY_NAME,
 )
-from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.system.processes import this_process
 
 
 def execute_here(

@@ -17,7 +17,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.errors import CafError, one_line
-from caf_pipeline.ledger.records import Chunk, Holder, LiveWork
+from caf_pipeline.ledger.records import LiveWork
+from caf_pipeline.records import Chunk
+from caf_pipeline.system.processes import Holder
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline.waits import LINE_SECONDS, Announcer, Work
 

@@ -13,10 +13,8 @@ from caf_pipeline.automation.dead_runs import GOING_ON, process_lives
 from caf_pipeline.automation.instance_calls import get_runs
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import may_have_state
-from caf_pipeline.defs.naming import SOURCE_TAG, partitions_name
 from caf_pipeline.errors import HeldByOther, NotLocated
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import RemovableSource, plan_lease
 from caf_pipeline.maintenance.remove_source import (
     Leftovers,
@@ -24,10 +22,12 @@ from caf_pipeline.maintenance.remove_source import (
     no_writers,
     remove_leftovers,
 )
+from caf_pipeline.naming import SOURCE_TAG, partitions_name
 from caf_pipeline.setting_values import is_source_name
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.steps import chunk_steps
+from caf_pipeline.system.processes import this_process
 from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.wiring import open_ledger, open_run_context
 

@@ -19,7 +19,7 @@ from caf_pipeline.dagster_host.dagster_private import (
     RunLauncher,
     WorkerStatus,
 )
-from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, MAX_RETRIES_TAG, RETRY_STRATEGY_TAG
+from caf_pipeline.naming import COMMAND_TAG, HELD_TAG, MAX_RETRIES_TAG, RETRY_STRATEGY_TAG
 
 ASK_SECONDS: Final = 10
 """A busy code server took up to two seconds to answer."""

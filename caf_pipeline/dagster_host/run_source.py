@@ -39,7 +39,6 @@ from caf_pipeline.defs.metadata import (
     VERSIONS,
     WARNING,
 )
-from caf_pipeline.defs.naming import op_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
@@ -55,14 +54,16 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.filters import FILTERS
 from caf_pipeline.inventory.objects import SkipReason, VersionCounts
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.ledger.records import Chunk, LiveWork
+from caf_pipeline.ledger.records import LiveWork
+from caf_pipeline.naming import op_name
+from caf_pipeline.records import Chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.storage_forecast import space_warning
 from caf_pipeline.system.ending import interrupted_status
+from caf_pipeline.system.processes import this_process
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline.wiring import open_ledger, open_run_context, record_space

@@ -23,10 +23,10 @@ from caf_pipeline.automation.dead_runs import process_lives
 from caf_pipeline.automation.launching import ENDED, UNFINISHED
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
-from caf_pipeline.defs.naming import BACKFILL_TAG, HELD_TAG, PARTITION_TAG, SOURCE_TAG
 from caf_pipeline.errors import NotLocated, first_line, one_line
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.naming import BACKFILL_TAG, HELD_TAG, PARTITION_TAG, SOURCE_TAG
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.quantities import table_lines
 from caf_pipeline.wiring import open_ledger

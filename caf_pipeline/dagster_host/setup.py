@@ -20,8 +20,8 @@ from dagster import DagsterInstance
 from caf_pipeline.dagster_host.home import INSTANCE_FILE, dagster_home, is_own
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.team_project import team_project
-from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL
 from caf_pipeline.errors import SettingsError, UsageError
+from caf_pipeline.naming import S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.system.quantities import counted, show_size
 

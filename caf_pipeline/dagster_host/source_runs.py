@@ -28,10 +28,10 @@ from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.storage import require_database
 from caf_pipeline.dagster_host.team_project import team_project
-from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, SEAL, JobKind, job_name
 from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import CafError, IntegrityError, SettingsError, first_line
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.naming import HELD_TAG, LEDGER, RUN, SEAL, JobKind, job_name
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 

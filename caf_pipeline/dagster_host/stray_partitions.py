@@ -7,7 +7,6 @@ from dagster import DagsterInstance
 
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import may_have_state
-from caf_pipeline.defs.naming import partitions_name
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.ledger import Ledger
@@ -19,6 +18,7 @@ from caf_pipeline.maintenance.doctor.findings import (
     mendable,
     not_checked,
 )
+from caf_pipeline.naming import partitions_name
 from caf_pipeline.settings import Settings
 
 

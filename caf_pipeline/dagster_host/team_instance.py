@@ -8,10 +8,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.dead_runs import process_lives
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE, team_project
-from caf_pipeline.defs.naming import S3_POOL, SOURCE_TAG, UPLOAD_POOL
 from caf_pipeline.errors import SettingsError, first_line
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind, not_checked
+from caf_pipeline.naming import S3_POOL, SOURCE_TAG, UPLOAD_POOL
 from caf_pipeline.settings import Settings
 
 

@@ -21,7 +21,7 @@ from caf_pipeline.dagster_host.setup import Machine
 from caf_pipeline.dagster_host.source_runs import ChunkOutcome
 from caf_pipeline.dagster_host.team_project import team_project
 from caf_pipeline.errors import CafError, StagingError
-from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.records import Chunk
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.child_environment import Need, child_environment
 

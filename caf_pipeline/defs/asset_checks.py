@@ -18,13 +18,17 @@ from dagster import (
 )
 
 from caf_pipeline import wiring
+from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation.alerting import conditions_of, is_paused
-from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED, ChunkState
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.evaluations import CHECKS, check_result
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
-from caf_pipeline.defs.naming import (
+from caf_pipeline.defs.partitions import chunk_partitions
+from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
+from caf_pipeline.errors import HeldByOther, StoreAway, StoreUnreachable
+from caf_pipeline.maintenance import scrub
+from caf_pipeline.naming import (
     ALERT_SENSOR,
     CHECKED_ASSET,
     CHUNK_ACCOUNTS,
@@ -40,10 +44,6 @@ from caf_pipeline.defs.naming import (
     job_name,
     op_name,
 )
-from caf_pipeline.defs.partitions import chunk_partitions
-from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import HeldByOther, StoreAway, StoreUnreachable
-from caf_pipeline.maintenance import scrub
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import audit, chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.storage_forecast import (

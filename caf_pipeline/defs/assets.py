@@ -28,10 +28,15 @@ from dagster import (
 )
 from pydantic import Field
 
-from caf_pipeline.automation.asset_keys import AssetKeys
+from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
-from caf_pipeline.defs.naming import (
+from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
+from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
+from caf_pipeline.errors import UsageError
+from caf_pipeline.inventory.plan import PLAN_SCHEMA
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
+from caf_pipeline.naming import (
     COMMAND_TAG,
     LAUNCH_SENSOR,
     asset_key,
@@ -41,11 +46,6 @@ from caf_pipeline.defs.naming import (
     reconcile_name,
     s3_key,
 )
-from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
-from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import UsageError
-from caf_pipeline.inventory.plan import PLAN_SCHEMA
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories, planning, preview

@@ -11,7 +11,7 @@ from dagster import (
     in_process_executor,
 )
 
-from caf_pipeline.automation.asset_keys import AssetKeys
+from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.jobs import source_jobs

@@ -15,10 +15,11 @@ from dagster import (
     EventLogRecord,
 )
 
+from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation.alerting import last_evaluations
-from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.defs import metadata
-from caf_pipeline.defs.naming import (
+from caf_pipeline.ledger.records import SourceProgress
+from caf_pipeline.naming import (
     CHECKED_ASSET,
     FEW_OBJECTS_ARE_SKIPPED,
     NO_CHUNK_IS_DAMAGED,
@@ -26,7 +27,6 @@ from caf_pipeline.defs.naming import (
     SOURCE_KEEPS_UP,
     STORAGE_PLAN_LASTS,
 )
-from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.steps.conditions import Condition, ConditionKind
 
 _CONDITIONS: Final = "conditions"

@@ -20,8 +20,8 @@ from dagster import (
 )
 
 from caf_pipeline.automation import instance_calls
-from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, OUTAGE_TAG
 from caf_pipeline.errors import OUTAGES, CafError, HeldByOther
+from caf_pipeline.naming import COMMAND_TAG, HELD_TAG, OUTAGE_TAG
 
 T = TypeVar("T")
 Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContext

@@ -5,8 +5,8 @@ from typing import Any
 
 from dagster import AssetSelection, define_asset_job, in_process_executor
 
-from caf_pipeline.automation.asset_keys import AssetKeys
-from caf_pipeline.defs.naming import (
+from caf_pipeline.asset_keys import AssetKeys
+from caf_pipeline.naming import (
     ASSETS,
     BEFORE_BACKFILLS,
     CHUNK_ACCOUNTS,

@@ -33,7 +33,11 @@ from caf_pipeline.defs import metadata
 from caf_pipeline.defs.asset_checks import proof_description, proof_severity
 from caf_pipeline.defs.evaluations import evaluation_target
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
-from caf_pipeline.defs.naming import (
+from caf_pipeline.defs.partitions import chunk_partitions
+from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
+from caf_pipeline.errors import HITS_EVERY_CHUNK, CafError, HeldByOther, UsageError, with_hint
+from caf_pipeline.maintenance import chain_listing, repair, scrub
+from caf_pipeline.naming import (
     BEFORE_BACKFILLS,
     CHUNK_IS_PROVEN,
     PRUNE_JOB,
@@ -44,10 +48,6 @@ from caf_pipeline.defs.naming import (
     op_name,
     s3_key,
 )
-from caf_pipeline.defs.partitions import chunk_partitions
-from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import HITS_EVERY_CHUNK, CafError, HeldByOther, UsageError, with_hint
-from caf_pipeline.maintenance import chain_listing, repair, scrub
 from caf_pipeline.packing import staging
 from caf_pipeline.run_context import RunContext
 

@@ -26,11 +26,12 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE
 from caf_pipeline.inventory.plan_statistics import SizeStep, histogram_svg
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot
-from caf_pipeline.ledger.records import Chunk, SourceAccount, SourceProgress
+from caf_pipeline.ledger.records import SourceAccount, SourceProgress
 from caf_pipeline.ledger.schema_files import column_comments
 from caf_pipeline.ledger.tables import FILE_LOCATIONS
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
+from caf_pipeline.records import Chunk, Copy
 from caf_pipeline.steps.audit import FetchedMembers
 from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyReport
 from caf_pipeline.steps.inventories import TakenReport
@@ -38,7 +39,6 @@ from caf_pipeline.steps.planning import PlanReport
 from caf_pipeline.steps.preview import PlanEstimate, difference
 from caf_pipeline.store.jackal.answers import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import StorageForecast
-from caf_pipeline.store.protocol import Copy
 from caf_pipeline.system.quantities import show_size
 
 Metadata = dict[str, MetadataValue | TableSchema | TableColumnLineage | str | int | float]

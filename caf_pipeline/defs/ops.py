@@ -10,13 +10,13 @@ from typing import Any
 
 from dagster import In, Nothing, OpExecutionContext, Out, Output, op
 
-from caf_pipeline.automation.asset_keys import AssetKeys
+from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
-from caf_pipeline.defs.naming import PACK, S3_POOL, SEAL, UPLOAD_POOL, op_name, s3_key, source_of
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import CafError, UsageError
-from caf_pipeline.ledger.records import posting_of
+from caf_pipeline.naming import PACK, S3_POOL, SEAL, UPLOAD_POOL, op_name, s3_key, source_of
+from caf_pipeline.records import posting_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import chunk_steps, planning
 

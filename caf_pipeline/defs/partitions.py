@@ -4,8 +4,8 @@ from typing import Final
 
 from dagster import DagsterInstance, DynamicPartitionsDefinition
 
-from caf_pipeline.defs.naming import partitions_name
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.naming import partitions_name
 
 KEYS_A_CALL: Final = 5_000
 """Each takes two parameters of a statement, and SQLite allows 32,766."""

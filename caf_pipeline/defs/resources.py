@@ -18,21 +18,20 @@ from pydantic import PrivateAttr
 from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline import wiring
+from caf_pipeline.asset_keys import DEFAULT_KEYS, AssetKeys
 from caf_pipeline.automation import instance_calls
-from caf_pipeline.automation.asset_keys import DEFAULT_KEYS, AssetKeys
 from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.failures import Context, attempt
-from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
 from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import parent_process
-from caf_pipeline.ledger.records import Holder
+from caf_pipeline.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.processes import Holder, parent_process
 from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline.wiring import open_ledger
 

@@ -16,9 +16,9 @@ from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.automation.restoring import RestoreConfig, restore, sums_metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
-from caf_pipeline.defs.naming import BEFORE_BACKFILLS, LEDGER, RESTORE_JOB, RUN, SOURCE_TAG, STORE
-from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.naming import BEFORE_BACKFILLS, LEDGER, RESTORE_JOB, RUN, SOURCE_TAG, STORE
 from caf_pipeline.retrieval.restore import RestoreSums
+from caf_pipeline.system.processes import this_process
 
 
 def restore_job() -> JobDefinition:

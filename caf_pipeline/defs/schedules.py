@@ -19,7 +19,7 @@ from dagster import (
 
 from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launching import UNFINISHED
-from caf_pipeline.defs.naming import PRUNE_JOB, job_name, reconcile_name
+from caf_pipeline.naming import PRUNE_JOB, job_name, reconcile_name
 
 _HOUR: Final = 3
 

@@ -16,15 +16,17 @@ from dagster import (
     sensor,
 )
 
+from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.alerting import AlertTick
-from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.automation.dead_runs import free_slots_of_ended_runs, reap_dead_runs
 from caf_pipeline.automation.launch_tick import LaunchTick
 from caf_pipeline.automation.new_objects_tick import PART_PAGES, NewObjectsTick, pages_of_events
 from caf_pipeline.automation.tick import TickResult
 from caf_pipeline.defs.evaluations import due_observations, observe, report_conditions
-from caf_pipeline.defs.naming import (
+from caf_pipeline.defs.resources import EVERY_STEP
+from caf_pipeline.errors import CafError, HeldByOther, LedgerError, with_hint
+from caf_pipeline.naming import (
     ALERT_SENSOR,
     DEAD_RUNS_SENSOR,
     LAUNCH_SENSOR,
@@ -34,8 +36,6 @@ from caf_pipeline.defs.naming import (
     new_objects_name,
     s3_key,
 )
-from caf_pipeline.defs.resources import EVERY_STEP
-from caf_pipeline.errors import CafError, HeldByOther, LedgerError, with_hint
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dagster import AssetKey, AssetsDefinition, AssetSpec, map_asset_specs
 
-from caf_pipeline.defs.naming import ASSETS
+from caf_pipeline.naming import ASSETS
 
 
 @dataclass(frozen=True)

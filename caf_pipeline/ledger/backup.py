@@ -34,7 +34,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
-from caf_pipeline.ledger.query_files import query
+from caf_pipeline.ledger.engine import query
 from caf_pipeline.ledger.schema_files import (
     APPLIED,
     MAKE_APPLIED,

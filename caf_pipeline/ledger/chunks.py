@@ -26,14 +26,8 @@ from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.current_content import content
-from caf_pipeline.ledger.engine import LedgerPart
-from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.records import (
-    ArchiveRate,
-    Chunk,
-    SourceAccount,
-    WaitingObjects,
-)
+from caf_pipeline.ledger.engine import LedgerPart, query
+from caf_pipeline.ledger.records import ArchiveRate, SourceAccount, WaitingObjects
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CHUNK_COPIES,
@@ -47,7 +41,7 @@ from caf_pipeline.ledger.tables import (
     SOURCES,
 )
 from caf_pipeline.ledger.views import CHUNKS, CURRENT_SKIPS
-from caf_pipeline.store.protocol import Sample
+from caf_pipeline.records import Chunk, Sample
 
 _CHUNK_COLUMNS: Final = [
     field.name for field in fields(Chunk) if field.name in CHUNKS.c and field.name != "samples"

@@ -15,10 +15,8 @@ from sqlalchemy import Connection, Text, any_, bindparam, func, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from caf_pipeline.chunk_state import GOOD
-from caf_pipeline.ledger.arrow import write_export
-from caf_pipeline.ledger.engine import LedgerPart, driver_connection, source_id_of
-from caf_pipeline.ledger.kept import open_kept
-from caf_pipeline.ledger.query_files import query
+from caf_pipeline.ledger.arrow import open_kept, write_export
+from caf_pipeline.ledger.engine import LedgerPart, driver_connection, query, source_id_of
 from caf_pipeline.ledger.tables import FILE_LOCATIONS
 from caf_pipeline.ledger.views import CHUNKS
 

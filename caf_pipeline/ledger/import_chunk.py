@@ -41,10 +41,9 @@ from caf_pipeline.ledger.claims import (
     same_object,
     write_locations,
 )
-from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, Lock
+from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, Lock, query
 from caf_pipeline.ledger.moves import as_jsonb, require_state
 from caf_pipeline.ledger.parts import follow_move, has_part, import_part, record_part
-from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import RemoteChunk, Skip
 from caf_pipeline.ledger.stores import forget_full_read, record_verified
 from caf_pipeline.ledger.tables import (
@@ -62,7 +61,7 @@ from caf_pipeline.ledger.tables import (
 )
 from caf_pipeline.ledger.transactions import before_move
 from caf_pipeline.ledger.views import CHUNKS
-from caf_pipeline.store.protocol import Lease
+from caf_pipeline.records import Lease
 
 UNKNOWN_PLAN: Final = b"restored"
 """Prefix of the 40 bytes for an unknown hash of a plan. A real hash has 32."""

@@ -41,10 +41,10 @@ from caf_pipeline.errors import (
     interrupt_behind,
 )
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
-from caf_pipeline.ledger.processes import is_alive
-from caf_pipeline.ledger.records import Holder, LeaseRecord, chunk_of_lease
+from caf_pipeline.ledger.records import LeaseRecord, chunk_of_lease
 from caf_pipeline.ledger.tables import CAF_FILES, LEASES
-from caf_pipeline.store.protocol import Lease
+from caf_pipeline.records import Lease
+from caf_pipeline.system.processes import Holder, is_alive
 from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0

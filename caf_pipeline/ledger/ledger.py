@@ -8,13 +8,10 @@ from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.export import Exports
 from caf_pipeline.ledger.import_chunk import ChunkImport
-from caf_pipeline.ledger.launchable import LaunchableChunks
 from caf_pipeline.ledger.leases import LEASE_SECONDS, Leases
 from caf_pipeline.ledger.lookup import Lookup
 from caf_pipeline.ledger.notices import Notices
-from caf_pipeline.ledger.progress import Progress
-from caf_pipeline.ledger.records import Holder
-from caf_pipeline.ledger.runs import Controls, Staging, StrayRows
+from caf_pipeline.ledger.runs import Controls, LaunchableChunks, Progress, Staging, StrayRows
 from caf_pipeline.ledger.sources import Plans, SourceRemoval, Sources
 from caf_pipeline.ledger.stores import (
     ChainListings,
@@ -24,6 +21,7 @@ from caf_pipeline.ledger.stores import (
     StoragePlans,
 )
 from caf_pipeline.ledger.transactions import TransactionLog
+from caf_pipeline.system.processes import Holder
 from caf_pipeline.waits import Waits
 
 

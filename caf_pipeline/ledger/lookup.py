@@ -26,7 +26,7 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import can_be_stored, is_supported
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.query_files import query
+from caf_pipeline.ledger.engine import query
 from caf_pipeline.ledger.records import (
     ChunkHeader,
     Currency,
@@ -36,7 +36,7 @@ from caf_pipeline.ledger.records import (
     NotArchived,
     require_zone,
 )
-from caf_pipeline.store.protocol import PostRecord, ProviderRecord
+from caf_pipeline.records import PostRecord, ProviderRecord
 from caf_pipeline.waits import Waits
 
 _SNAPSHOT_TIME: Final = re.compile(r".*-(\d{8}T\d{12}Z)")

@@ -36,7 +36,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES
 from caf_pipeline.ledger.views import CHUNKS
-from caf_pipeline.store.protocol import Lease, PostRecord, Sample
+from caf_pipeline.records import Lease, PostRecord, Sample
 
 _CHUNK: Final = CHUNKS.c.caf_file_id == bindparam("id")
 _STATE: Final = select(CHUNKS.c.state, CHUNKS.c.copy_state).where(_CHUNK)

@@ -1,17 +1,22 @@
-"""The ledger's records. Ends are exclusive; times are aware and in UTC."""
+"""The ledger's records, and the lookups that retrieval needs.
+
+Ends are exclusive; times are aware and in UTC.
+"""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 from urllib.parse import quote_from_bytes
 
-from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, CopyState
-from caf_pipeline.errors import StoredChunkMissing, UsageError
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.errors import UsageError
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
-from caf_pipeline.store.protocol import Copy, PostedFile, PostRecord, Sample
+from caf_pipeline.records import Copy, PostedFile, PostRecord, Sample
+from caf_pipeline.system.processes import Holder
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Work
 
@@ -32,16 +37,6 @@ class OperatorControls:
     bandwidth: int | None = None
     spend_cap: int | None = None
     uploads: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The run that holds a lease. `process_started` guards its process against a reused pid."""
-
-    run: str
-    boot_id: str
-    pid: int
-    process_started: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,95 +159,6 @@ class SealRecord:
     tail_sha256: bytes
     header: ChunkHeader | None = None
     recipients: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A chunk's row. Fields of later steps are None, counts and sizes 0.
-
-    Attributes:
-        read_back_at: when all stored bytes last came back, from a copy that has been right since.
-        opened_with: recipient of the identity that opened all these bytes.
-        unanswered_at: when a copy did not answer a check; None once all answered.
-        failures: ids of runs in a step, killed or failed since the chunk was planned or unparked.
-        tail_start: None if the chunk was rebuilt.
-        part: number of the object part that is the only member, from 1; 0: whole objects.
-        part_abandoned: the object is never complete.
-        adopted: another program wrote the file, without head and manifest.
-        unread: stored bytes that a rebuild read, until all bytes are compared with the root.
-        from_unknown_post: it was restored, and nothing shows that this ledger posted it.
-    """
-
-    caf_file_id: int
-    name: str
-    source: str
-    archive_id: str
-    plan: str
-    plan_folder: str
-    number: int
-    state: ChunkState
-    epoch: int
-    attempts: int
-    failures: Sequence[str]
-    object_count: int
-    object_bytes: int
-    expected_size_bytes: int
-    caf_size_bytes: int
-    stored_size_bytes: int
-    member_count: int
-    member_bytes: int
-    skipped_count: int
-    released_count: int
-    merkle_root: bytes | None
-    proof_type: int | None
-    owner: str | None
-    start: int | None
-    samples: Sequence[Sample]
-    reason: str
-    updated_at: datetime
-    located_at: datetime | None = None
-    checked_at: datetime | None = None
-    read_back_at: datetime | None = None
-    tail_start: int | None = None
-    tail_sha256: bytes | None = None
-    part: int = 0
-    part_count: int = 0
-    part_abandoned: bool = False
-    adopted: bool = False
-    unanswered_at: datetime | None = None
-    copy_state: CopyState | None = None
-    encrypted: bool = False
-    opened_with: str | None = None
-    unread: Sequence[Sample] = ()
-    from_unknown_post: bool = False
-
-    @property
-    def was_packed_here(self) -> bool:
-        """True unless it was adopted or restored from the store."""
-        return self.tail_start is not None
-
-    @property
-    def was_read_back(self) -> bool:
-        """Whether all bytes came back, and were opened if the chunk is encrypted."""
-        return self.read_back_at is not None and (not self.encrypted or bool(self.opened_with))
-
-    @property
-    def was_given_up(self) -> bool:
-        """True if the chunk ended without a post, which would leave a retired copy."""
-        ended = self.state in (ChunkState.WITHDRAWN, ChunkState.EMPTY)
-        return ended and self.copy_state is None
-
-    @property
-    def was_sealed(self) -> bool:
-        """An empty or withdrawn chunk keeps its seal's counts."""
-        return self.merkle_root is not None or self.tail_sha256 is not None
-
-
-def posting_of(chunk: Chunk) -> PostRecord:
-    """Return a posted chunk's place in the store, or raise StoredChunkMissing."""
-    if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
-        raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
-    return PostRecord(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -734,25 +640,6 @@ class SourceProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class StoragePlanRow:
-    """The last reading of an account's space and coins (ujkl). None: no plan.
-
-    `latest_end` is the latest since our last purchase; a `purchase_pending` may set an earlier one.
-    """
-
-    account: str
-    read_at: datetime
-    balance: int
-    space_bytes: int | None
-    used_bytes: int | None
-    starts_at: datetime | None
-    ends_at: datetime | None
-    latest_end: datetime | None
-    latest_end_space: int | None
-    purchase_pending: bool
-
-
-@dataclass(frozen=True, slots=True)
 class MessageSetApart:
     """A message that is not only events of the source's bucket."""
 
@@ -760,3 +647,58 @@ class MessageSetApart:
     body: bytes
     reason: str
     set_apart_at: datetime
+
+
+class LocationLookups(Protocol):
+    """Finds archived objects by source and key.
+
+    `Lookup` implements and documents it.
+    """
+
+    def sources(self) -> Sequence[str]: ...
+
+    def locate(
+        self,
+        source: str,
+        key: str,
+        object_version: str | None = None,
+        *,
+        as_of: datetime | None = None,
+    ) -> Location | None: ...
+
+    def locate_many(
+        self,
+        source: str,
+        keys: Iterable[str],
+        *,
+        last_seen: bool = False,
+        as_of: datetime | None = None,
+    ) -> Mapping[str, Location]: ...
+
+    def locate_versions(
+        self, source: str, keys: Iterable[str]
+    ) -> Mapping[str, Sequence[Location]]: ...
+
+    def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]: ...
+
+    def not_archived(self, source: str, key: str) -> Sequence[NotArchived]: ...
+
+    def archived_keys(
+        self, source: str, start: str, end: str | None, limit: int
+    ) -> Sequence[str]: ...
+
+    def count_not_archived(
+        self, source: str, plain: tuple[str, str | None], encoded: tuple[str, str | None]
+    ) -> tuple[int, int]: ...
+
+    def header_sets(self, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]: ...
+
+    def chunk_header(self, merkle_root: bytes) -> ChunkHeader | None: ...
+
+    def encrypted_chunk(self, source: str) -> str | None: ...
+
+    def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]: ...
+
+    def log_times(
+        self, locations: Sequence[Location]
+    ) -> Mapping[int, tuple[int | None, int | None]]: ...

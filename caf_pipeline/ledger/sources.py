@@ -31,10 +31,9 @@ from caf_pipeline.errors import HeldByOther, IllegalMove, LedgerError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.claims import copy_claims, copy_rows, refuse_located
-from caf_pipeline.ledger.engine import LedgerPart, Lock, source_id_of
+from caf_pipeline.ledger.engine import LedgerPart, Lock, query, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
 from caf_pipeline.ledger.parts import register_parts
-from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import (
     KnownArchive,
     PlanRecord,
@@ -58,7 +57,7 @@ from caf_pipeline.ledger.tables import (
     TRANSACTION_POSTS,
 )
 from caf_pipeline.ledger.views import CHUNKS
-from caf_pipeline.store.protocol import Lease
+from caf_pipeline.records import Lease
 
 ARCHIVE_ID_BYTES: Final = 16
 """Random bytes, so that nobody can test a guess at a bucket's name against the chain."""

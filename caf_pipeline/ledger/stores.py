@@ -31,16 +31,9 @@ from sqlalchemy.dialects.postgresql import ARRAY, Insert, insert
 
 from caf_pipeline.chunk_state import GOOD, ChunkState
 from caf_pipeline.errors import IllegalMove
-from caf_pipeline.ledger.engine import LedgerPart, driver_connection
+from caf_pipeline.ledger.engine import LedgerPart, driver_connection, query
 from caf_pipeline.ledger.moves import move_row, require_state
-from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.records import (
-    WINDOWS_REQUIRED,
-    CopyCheck,
-    KnownCopy,
-    LocatedCopies,
-    StoragePlanRow,
-)
+from caf_pipeline.ledger.records import WINDOWS_REQUIRED, CopyCheck, KnownCopy, LocatedCopies
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CHAIN_LISTINGS,
@@ -55,7 +48,7 @@ from caf_pipeline.ledger.tables import (
     TRANSACTIONS,
 )
 from caf_pipeline.ledger.views import CHUNKS
-from caf_pipeline.store.protocol import Copy, Lease, ProviderRecord
+from caf_pipeline.records import Copy, Lease, ProviderRecord, StoragePlanRow
 
 _UNANSWERED: Final = (
     update(CHUNK_COPIES)

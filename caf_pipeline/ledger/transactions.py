@@ -31,11 +31,10 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from caf_pipeline.chunk_state import MAY_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.inventory.manifest import ARCHIVE_ID
-from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
+from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, query
 from caf_pipeline.ledger.leases import HeldLease, lock_lease
 from caf_pipeline.ledger.moves import guarded
-from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.records import Holder, account_lease
+from caf_pipeline.ledger.records import account_lease
 from caf_pipeline.ledger.tables import (
     ARCHIVE_LOOKS,
     CAF_FILES,
@@ -47,7 +46,8 @@ from caf_pipeline.ledger.tables import (
     TRANSACTIONS,
 )
 from caf_pipeline.ledger.views import CHUNKS
-from caf_pipeline.store.protocol import Lease, SignedTransaction, WaitingPost
+from caf_pipeline.records import Lease, SignedTransaction, WaitingPost
+from caf_pipeline.system.processes import Holder
 
 OUTCOMES: Final = ("included", "failed", "expired", "superseded")
 

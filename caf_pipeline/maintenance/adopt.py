@@ -43,14 +43,14 @@ from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES
 from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.inventory.snapshot import Snapshot, verify_snapshot
 from caf_pipeline.ledger.records import RemoteChunk, plan_lease
-from caf_pipeline.packing.chunk_reader import RemoteSource
-from caf_pipeline.packing.samples import CopyFinding, check_copy, described, samples_of
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import download_from
+from caf_pipeline.reading.chunk_reader import RemoteSource
+from caf_pipeline.reading.samples import CopyFinding, check_copy, described, samples_of
+from caf_pipeline.records import Copy, Lease, PostedFile, Sample
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import latest_whole_snapshot
 from caf_pipeline.steps.planning import export_standing
-from caf_pipeline.store.protocol import Copy, Lease, PostedFile, Sample
 from caf_pipeline.system.folder_lock import reading, writing_into
 from caf_pipeline.system.hashes import RunningHash
 from caf_pipeline.system.parquet import write_whole

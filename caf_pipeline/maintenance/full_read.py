@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from caf_pipeline.caf.merkle import MerkleTree
-from caf_pipeline.encryption.opened import OpenedChunk
+from caf_pipeline.encryption.opened_chunk import OpenedChunk
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
-from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.packing.samples import CopyFinding, SampleCheck, lost_range
 from caf_pipeline.packing.staging import proof_type_of
+from caf_pipeline.reading.samples import CopyFinding, SampleCheck, lost_range
+from caf_pipeline.records import Chunk, Copy, Lease, PostRecord
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.store.protocol import Copy, Lease, PostRecord
 
 Range = tuple[int, int, bytes]
 """A range, the end exclusive, and the SHA-256 of its bytes."""

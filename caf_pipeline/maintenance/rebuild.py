@@ -37,7 +37,7 @@ from caf_pipeline.chunk_state import (
     ChunkState,
     CopyState,
 )
-from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
+from caf_pipeline.encryption.opened_chunk import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
     ArchiveError,
     CafError,
@@ -54,16 +54,11 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import open_manifest
-from caf_pipeline.ledger.records import (
-    Chunk,
-    RemoteChunk,
-    chunk_lease,
-    plan_lease,
-    posting_of,
-)
+from caf_pipeline.ledger.records import RemoteChunk, chunk_lease, plan_lease
 from caf_pipeline.maintenance.unknown_archives import open_archive, possible_archive_ids
-from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
 from caf_pipeline.packing.staging import remove_all
+from caf_pipeline.reading.chunk_reader import SKIP_COLUMNS, skips_of
+from caf_pipeline.records import Chunk, Copy, Lease, PostedFile, posting_of
 from caf_pipeline.retrieval.remote_chunk import (
     PIECE_BYTES,
     AgreedSource,
@@ -75,7 +70,7 @@ from caf_pipeline.retrieval.remote_chunk import (
     read_head,
 )
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.store.protocol import Copy, Lease, PostedFile, has_right_mac
+from caf_pipeline.store.protocol import has_right_mac
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.quantities import counted
 

@@ -19,7 +19,6 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.ledger.records import Chunk, posting_of
 from caf_pipeline.maintenance.full_read import OTHER_ROWS, check_whole_copy
 from caf_pipeline.maintenance.scrub import (
     WHOLE_COPY,
@@ -31,11 +30,11 @@ from caf_pipeline.maintenance.scrub import (
     unverified_copies,
 )
 from caf_pipeline.packing.packer import remove_staged
-from caf_pipeline.packing.samples import CopyFinding, described, too_few_copies
 from caf_pipeline.packing.staging import download, release_located, staged_has_root, staged_path
+from caf_pipeline.reading.samples import CopyFinding, described, too_few_copies
+from caf_pipeline.records import Chunk, Copy, Lease, PostRecord, posting_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk, put_staged, repeat_packing, to_store
-from caf_pipeline.store.protocol import Copy, Lease, PostRecord
 
 Origin = Literal["staging", "provider", "source", "none needed"]
 

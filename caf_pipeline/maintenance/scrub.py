@@ -28,13 +28,13 @@ from caf_pipeline.errors import (
     NoChainAnswer,
     StoreUnreachable,
 )
-from caf_pipeline.ledger.records import Chunk, CopyCheck, posting_of
+from caf_pipeline.ledger.records import CopyCheck
 from caf_pipeline.maintenance.full_read import check_whole_copy
-from caf_pipeline.packing.samples import CopyFinding, check_copy, described
+from caf_pipeline.reading.samples import CopyFinding, check_copy, described
+from caf_pipeline.records import Chunk, Copy, Lease, PostRecord, Sample, posting_of
 from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
-from caf_pipeline.store.protocol import Copy, Lease, PostRecord, Sample
 
 WINDOWS_BEHIND: Final = 2
 """Windows that the last proof of a listed copy may lag behind.

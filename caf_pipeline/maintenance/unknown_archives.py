@@ -14,9 +14,9 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import ARCHIVE_ID
+from caf_pipeline.records import Copy, PostedFile
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, open_file, read_head
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.store.protocol import Copy, PostedFile
 
 MOST_OPENED: Final = 3
 """Chunks of an archive that are tried, the newest first. A lost chunk must not hide the others."""

@@ -13,7 +13,7 @@ from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.encryption.entry_cipher import EntryCipher
 from caf_pipeline.encryption.identities import require_recipients
-from caf_pipeline.encryption.opened import OpenedChunk
+from caf_pipeline.encryption.opened_chunk import OpenedChunk
 from caf_pipeline.encryption.sealing import PRIVATE_LIMITS
 from caf_pipeline.errors import LedgerError, ObjectReadFailed, StagingError
 from caf_pipeline.formats import age
@@ -25,7 +25,6 @@ from caf_pipeline.inventory.plan import (
     read_chunk_plan,
     read_terms,
 )
-from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.journal.earlier import EarlierPacking
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.takeover import find_earlier, find_resumable_part, take_over
@@ -33,8 +32,8 @@ from caf_pipeline.packing.packer import PackedChunk, Packer, remove_staged
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.packing.staging import leftovers, make_room, write_packed
 from caf_pipeline.packing.unreadable import combined_read_failure, give_up_on
+from caf_pipeline.records import Chunk, Lease
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import sync_folder
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
-from caf_pipeline.encryption.opened import OpenedChunk
+from caf_pipeline.encryption.opened_chunk import OpenedChunk
 from caf_pipeline.encryption.sealing import SealedSpool
 from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
 from caf_pipeline.formats import age

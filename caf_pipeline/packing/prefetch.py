@@ -21,8 +21,8 @@ from caf_pipeline.errors import ObjectReadFailed
 from caf_pipeline.inventory.checksums import new_crc64nvme, new_digest
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.inventory.plan import PlannedObject
+from caf_pipeline.packing.concurrency import ConcurrencyLimit
 from caf_pipeline.source.protocol import Checksum, ObjectPart, ObjectSource, PendingRead
-from caf_pipeline.system.concurrency import ConcurrencyLimit
 
 MIN_UNIT_BYTES: Final = 4096
 """Bytes that an empty object counts in the window, for headers, futures and buffers."""

@@ -27,12 +27,12 @@ from typing import Any, Final, Literal
 from caf_pipeline.caf.merkle import MerkleTree, merkle_root, type_of_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, NotLocated, StoreError
-from caf_pipeline.ledger.records import Chunk, chunk_lease
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing.packer import PackedChunk, remove_staged
-from caf_pipeline.packing.samples import staged_matches
 from caf_pipeline.packing.sink import staging_errors
+from caf_pipeline.reading.samples import staged_matches
+from caf_pipeline.records import Chunk, Lease, PostRecord
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.store.protocol import Lease, PostRecord
 from caf_pipeline.system.atomic_files import WholeFile, rename_durably, sync_file
 
 _SEALED: Final = ".caf"

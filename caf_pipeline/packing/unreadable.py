@@ -12,8 +12,8 @@ from typing import Final
 from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable, SourceUnreachable
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.plan import PlannedObject, read_chunk_objects
-from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.packer import Packer
+from caf_pipeline.records import Chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.waits import UNANSWERED_SECONDS
 

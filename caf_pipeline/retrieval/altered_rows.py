@@ -8,8 +8,8 @@ from tempfile import NamedTemporaryFile
 from typing import Final
 
 from caf_pipeline.caf.archive import RangeSource
-from caf_pipeline.encryption.opened import OpenedSource
-from caf_pipeline.encryption.opening import OpeningReader
+from caf_pipeline.encryption.opened_chunk import OpenedSource
+from caf_pipeline.encryption.opening_reader import OpeningReader
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.manifest import (
     IDENTITY_COLUMNS,
@@ -18,9 +18,10 @@ from caf_pipeline.inventory.manifest import (
     row_identity,
 )
 from caf_pipeline.ledger.records import LocatedRange
-from caf_pipeline.packing.chunk_reader import ChunkFile
+from caf_pipeline.reading.chunk_reader import ChunkFile
+from caf_pipeline.records import PostRecord
 from caf_pipeline.retrieval.remote_chunk import PIECE_BYTES, AgreedSource, fetch_manifest
-from caf_pipeline.store.protocol import ChunkReader, PostRecord
+from caf_pipeline.store.protocol import ChunkReader
 
 _COLUMNS: Final = ("key", "member", *IDENTITY_COLUMNS, "start_byte", "end_byte", "sha256")
 

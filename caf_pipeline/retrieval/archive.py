@@ -16,8 +16,7 @@ from typing import Final, Self
 from weakref import WeakSet
 
 from caf_pipeline.errors import IntegrityError, StoreError, UsageError
-from caf_pipeline.ledger.protocol import LocationLookups
-from caf_pipeline.ledger.records import Location, require_zone
+from caf_pipeline.ledger.records import Location, LocationLookups, require_zone
 from caf_pipeline.retrieval.bulk import ObjectRead, ReadRequest, read_many
 from caf_pipeline.retrieval.listing import list_level, list_objects
 from caf_pipeline.retrieval.object_file import BLOCK_BYTES

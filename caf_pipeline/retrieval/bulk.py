@@ -11,13 +11,13 @@ from itertools import chain, groupby, islice, zip_longest
 from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoreError
-from caf_pipeline.ledger.protocol import LocationLookups
-from caf_pipeline.ledger.records import LocatedRange, Location
+from caf_pipeline.ledger.records import LocatedRange, Location, LocationLookups
+from caf_pipeline.records import PostRecord
 from caf_pipeline.retrieval.holders import RangeHolders, holders_of, pieces_between
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import ArchivedObject, not_located
 from caf_pipeline.retrieval.side_by_side import side_by_side
-from caf_pipeline.store.protocol import ChunkReader, PostRecord
+from caf_pipeline.store.protocol import ChunkReader
 
 MERGE_GAP_BYTES: Final = 256 << 10
 """The largest gap between two ranges that one request reads.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
-from caf_pipeline.encryption.opening import OpeningReader
+from caf_pipeline.encryption.opening_reader import OpeningReader
 from caf_pipeline.errors import (
     ArchiveError,
     CafError,
@@ -18,10 +18,11 @@ from caf_pipeline.errors import (
     StoreUnreachable,
 )
 from caf_pipeline.ledger.records import Location
+from caf_pipeline.records import PostRecord
 from caf_pipeline.retrieval.bulk import in_order, is_small, read_located
 from caf_pipeline.retrieval.reader import ArchivedObject
 from caf_pipeline.retrieval.side_by_side import side_by_side
-from caf_pipeline.store.protocol import ChunkReader, PostRecord
+from caf_pipeline.store.protocol import ChunkReader
 
 UNREAD_IN_A_ROW: Final = 50
 """More consecutive failures mean that the network is down."""

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from caf_pipeline.encryption.identities import Identity
-from caf_pipeline.encryption.opened import OpenedChunk
+from caf_pipeline.encryption.opened_chunk import OpenedChunk
 from caf_pipeline.errors import ArchiveError, IntegrityError, NoMatchingIdentity, StoreError
 from caf_pipeline.ledger.records import ChunkHeader, EncryptedChunk
-from caf_pipeline.store.protocol import ChunkReader, PostRecord
+from caf_pipeline.records import PostRecord
+from caf_pipeline.store.protocol import ChunkReader
 
 
 class EncryptedChunks(Protocol):

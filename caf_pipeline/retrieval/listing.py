@@ -11,8 +11,7 @@ from typing import Final
 from urllib.parse import quote_from_bytes
 
 from caf_pipeline.inventory.objects import VERSION_MARK, can_be_stored, is_supported
-from caf_pipeline.ledger.protocol import LocationLookups
-from caf_pipeline.ledger.records import Location
+from caf_pipeline.ledger.records import Location, LocationLookups
 
 PAGE_KEYS: Final = 1000
 """Keys per query; S3 lists as many."""

@@ -36,8 +36,7 @@ from caf_pipeline.formats.clps import (
     read_metadata,
     read_times,
 )
-from caf_pipeline.ledger.protocol import LocationLookups
-from caf_pipeline.ledger.records import Location
+from caf_pipeline.ledger.records import Location, LocationLookups
 from caf_pipeline.retrieval.listing import PAGE_KEYS, list_objects
 from caf_pipeline.retrieval.object_ranges import ObjectRanges
 from caf_pipeline.retrieval.reader import ArchivedObject

@@ -14,8 +14,7 @@ from typing import IO, Final
 from caf_pipeline.chunk_state import CLAIMING
 from caf_pipeline.errors import CafError, NotLocated, UsageError
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger.protocol import LocationLookups
-from caf_pipeline.ledger.records import Location, NotArchived
+from caf_pipeline.ledger.records import Location, LocationLookups, NotArchived
 from caf_pipeline.retrieval.holders import holders_of
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES, ObjectFile, cut
 from caf_pipeline.store.protocol import ChunkReader

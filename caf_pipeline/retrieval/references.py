@@ -20,10 +20,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from caf_pipeline.errors import CafError, IntegrityError, StoreError, UsageError
-from caf_pipeline.ledger.protocol import LocationLookups
-from caf_pipeline.ledger.records import LocatedRange, Location
+from caf_pipeline.ledger.records import LocatedRange, Location, LocationLookups
+from caf_pipeline.records import PostRecord
 from caf_pipeline.retrieval.holders import unreadable
-from caf_pipeline.store.protocol import ChunkReader, PostRecord
+from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.parquet import ROWS_PER_GROUP, translate_errors, write_whole
 

@@ -22,7 +22,7 @@ from caf_pipeline.caf.archive import DEFAULT_LIMITS, SUFFIX_BYTES, Member, Range
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.encryption.identities import Identity
-from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
+from caf_pipeline.encryption.opened_chunk import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
     DamagedHeader,
     IntegrityError,
@@ -46,10 +46,11 @@ from caf_pipeline.inventory.manifest import (
 )
 from caf_pipeline.inventory.objects import PartRange, SkipReason, can_be_stored
 from caf_pipeline.ledger.records import ChunkHeader, RemoteChunk
-from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
-from caf_pipeline.packing.samples import SampleCheck, samples_of
 from caf_pipeline.packing.sink import staging_error
-from caf_pipeline.store.protocol import ChunkReader, Copy, PostedFile, PostRecord, Sample
+from caf_pipeline.reading.chunk_reader import SKIP_COLUMNS, ChunkFile
+from caf_pipeline.reading.samples import SampleCheck, samples_of
+from caf_pipeline.records import Copy, PostedFile, PostRecord, Sample
+from caf_pipeline.store.protocol import ChunkReader
 
 PIECE_BYTES: Final = 4 << 20
 

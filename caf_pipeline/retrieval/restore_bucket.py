@@ -11,8 +11,7 @@ from typing import Final
 
 from caf_pipeline.errors import IntegrityError, StoreError
 from caf_pipeline.inventory.headers import ObjectHeaders
-from caf_pipeline.ledger.protocol import LocationLookups
-from caf_pipeline.ledger.records import Location
+from caf_pipeline.ledger.records import Location, LocationLookups
 from caf_pipeline.retrieval.bulk import ObjectRead, is_small, read_located
 from caf_pipeline.retrieval.holders import holders_of
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES

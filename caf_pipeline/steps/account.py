@@ -19,8 +19,8 @@ from caf_pipeline.inventory.plan import (
     read_chunk_batches,
     read_chunk_objects,
 )
-from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.packing.chunk_reader import ChunkFile
+from caf_pipeline.reading.chunk_reader import ChunkFile
+from caf_pipeline.records import Chunk
 from caf_pipeline.system.quantities import counted
 
 ACCOUNT_COLUMNS: Final = (

@@ -7,7 +7,8 @@ from pathlib import Path
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import CafError, KeyRefused, NoMatchingIdentity
 from caf_pipeline.inventory.plan import count_chunk_objects
-from caf_pipeline.ledger.records import Chunk, Location, posting_of
+from caf_pipeline.ledger.records import Location
+from caf_pipeline.records import Chunk, posting_of
 from caf_pipeline.retrieval.reader import ArchivedObject, fetch
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, ChunkAccount, ChunkAuditor

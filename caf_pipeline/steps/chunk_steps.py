@@ -24,7 +24,7 @@ from caf_pipeline.chunk_state import (
     unparked_state,
 )
 from caf_pipeline.encryption.identities import require_recipients
-from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
+from caf_pipeline.encryption.opened_chunk import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
     CafError,
     ChunkTooLarge,
@@ -41,25 +41,9 @@ from caf_pipeline.inventory.manifest import OpenedManifest
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import count_chunk_objects
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.records import (
-    Chunk,
-    Reservation,
-    SealRecord,
-    Skip,
-    chunk_lease,
-    plan_lease,
-    posting_of,
-)
-from caf_pipeline.packing.chunk_reader import (
-    SKIP_COLUMNS,
-    ChunkFile,
-    RemoteSource,
-    StagedSource,
-    skips_of,
-)
+from caf_pipeline.ledger.records import Reservation, SealRecord, Skip, chunk_lease, plan_lease
 from caf_pipeline.packing.pack_chunk import pack_or_resume
 from caf_pipeline.packing.packer import PackedChunk, remove_staged
-from caf_pipeline.packing.samples import check_copy, samples_of, staged_matches, too_few_copies
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import (
     download,
@@ -77,10 +61,19 @@ from caf_pipeline.packing.staging import (
     staged_is_whole,
     staged_path,
 )
+from caf_pipeline.reading.chunk_reader import (
+    SKIP_COLUMNS,
+    ChunkFile,
+    RemoteSource,
+    StagedSource,
+    skips_of,
+)
+from caf_pipeline.reading.samples import check_copy, samples_of, staged_matches, too_few_copies
+from caf_pipeline.records import Chunk, Copy, Lease, PostRecord, posting_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, LARGEST_SHOWN, ChunkAuditor
 from caf_pipeline.steps.first_plan import refuse_unknown
-from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, PostRecord, post_mac
+from caf_pipeline.store.protocol import ChunkToStore, post_mac
 from caf_pipeline.system.quantities import counted
 
 

@@ -21,9 +21,9 @@ from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable
 from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason
 from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.ledger.records import InventoryRecord, LocatedVersion, Skip
+from caf_pipeline.records import Lease
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.source.protocol import ObjectHead
-from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.parquet import write_whole
 
 OBJECTS_AT_ONCE: Final = 10_000

@@ -26,6 +26,7 @@ from caf_pipeline.ledger.records import (
     plan_lease,
     recorded_key,
 )
+from caf_pipeline.records import Lease
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.source.protocol import InventoryReport, LastPage, ReportCounts
 from caf_pipeline.steps.list_source import (
@@ -35,7 +36,6 @@ from caf_pipeline.steps.list_source import (
     drop_old_versions,
     listing_folder,
 )
-from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.folder_lock import remove_unread, writing_into
 from caf_pipeline.system.parquet import translate_errors
 from caf_pipeline.system.quantities import counted

@@ -40,14 +40,8 @@ from caf_pipeline.inventory.plan import (
 )
 from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot, read_objects
-from caf_pipeline.ledger.records import (
-    Chunk,
-    InventoryRecord,
-    PlanRecord,
-    PlanRow,
-    Skip,
-    WaitingObjects,
-)
+from caf_pipeline.ledger.records import InventoryRecord, PlanRecord, PlanRow, Skip, WaitingObjects
+from caf_pipeline.records import Chunk, Lease
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories
@@ -58,7 +52,6 @@ from caf_pipeline.steps.first_plan import (
     refuse_new_archive,
     refuse_unknown,
 )
-from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import alone_in, reading, writing_into
 from caf_pipeline.system.parquet import write_whole

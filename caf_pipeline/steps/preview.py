@@ -33,8 +33,9 @@ from caf_pipeline.inventory.plan import ChunkPlan
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
 from caf_pipeline.inventory.remaining import not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot
-from caf_pipeline.ledger.records import ArchiveRate, Chunk, PlanRow, WaitingObjects
+from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
 from caf_pipeline.packing.journal.writer import part_of
+from caf_pipeline.records import Chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning

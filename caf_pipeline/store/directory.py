@@ -33,15 +33,12 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
+from caf_pipeline.records import Copy, PostedFile, PostRecord, TransactionLog
 from caf_pipeline.store.protocol import (
     ArchiveFiles,
     ChunkReader,
     ChunkStore,
     ChunkToStore,
-    Copy,
-    PostedFile,
-    PostRecord,
-    TransactionLog,
     refuse_unknown_archives,
 )
 from caf_pipeline.system.atomic_files import WholeFile, sync_folder

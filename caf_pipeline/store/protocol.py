@@ -6,23 +6,14 @@ exclusive; times are aware and in UTC.
 
 import hmac
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
 
 from caf_pipeline.errors import StoredAlready
+from caf_pipeline.records import Copy, PostedFile, PostRecord, TransactionLog
 from caf_pipeline.system.quantities import counted
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A piece of the stored bytes, hashed at sealing, which read-backs must match."""
-
-    offset: int
-    length: int
-    sha256: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +34,6 @@ class ChunkToStore:
     header_sha256: bytes | None = None
     mac: bytes | None = None
     epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PostRecord:
-    """A chunk's place in a store. `start` is the block height of the post."""
-
-    merkle_root: bytes
-    owner: str
-    start: int
-    stored_size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class PostedFile:
-    """A listed file. Any wallet may post any file; only owner and MAC cannot be forged.
-
-    For `header_sha256` and `mac` see `ChunkToStore`.
-    """
-
-    posting: PostRecord
-    proof_type: int
-    header_sha256: bytes | None = None
-    mac: bytes | None = None
 
 
 _MAC_LABEL: Final = b"caf-pipeline post 1"
@@ -112,22 +80,6 @@ def has_right_mac(key: bytes | None, archive_id: str, file: PostedFile) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """One provider's copy, as the chain lists it.
-
-    Attributes:
-        provider: its address, or the folder of a `DirectoryStore`.
-        last_proven: block height of the last proof, or of the provider's joining.
-        verified: `last_proven` is certainly a verified proof. False leaves it open.
-    """
-
-    provider: str
-    proof: str
-    last_proven: int | None = None
-    verified: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ListedFile:
     """A file in a store's list. `window_blocks` is the length of its proof windows."""
 
@@ -146,47 +98,6 @@ class ListedProof:
     owner: str
     start: int
     last_proven: int
-
-
-@dataclass(frozen=True, slots=True)
-class SignedTransaction:
-    """A signed transaction. A retry sends the same bytes again.
-
-    Attributes:
-        hash: upper-case hex SHA-256 of `body`.
-        account: "<chain id>/<address>".
-        timeout_height: the last block that may include the transaction.
-        purpose: "post" or "buy".
-        cost: the most that it may spend in ujkl, fee included.
-    """
-
-    hash: str
-    body: bytes
-    account: str
-    sequence: int
-    timeout_height: int
-    purpose: str = "post"
-    cost: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingPost:
-    """A queued message that posts a chunk. `charged_bytes` counts every copy."""
-
-    chunk: str
-    message: bytes
-    charged_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProviderRecord:
-    """Consecutive failures, and rates in bytes a second, None before the first measurement."""
-
-    provider: str
-    upload_rate: float | None
-    download_rate: float | None
-    failures: int
-    failed_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,89 +170,6 @@ def refuse_unknown_archives(archive_ids: Sequence[str]) -> None:
             hint="if another ledger archives this source, run 'caf withdraw NAME', then 'caf "
             "rebuild NAME'; otherwise run 'caf run NAME --new-archive'",
         )
-
-
-class Lease(Protocol):
-    """The right to change one thing, renewed in the background. `epoch` grows with each holder."""
-
-    name: str
-    epoch: int
-
-    def check(self) -> None:
-        """Raise LeaseLost if another process took the lease, or a renewal was late."""
-
-
-class ChainHeights(Protocol):
-    """The greatest height that any process has seen of each chain."""
-
-    def seen_height(self, chain_id: str) -> int: ...
-
-    def see_height(self, chain_id: str, height: int) -> None:
-        """Store the height if it is greater than the stored one."""
-
-
-class TransactionLog(ChainHeights, Protocol):
-    """The transactions of accounts. `ledger.transactions` documents the methods."""
-
-    def lease(self, account: str) -> AbstractContextManager[Lease]: ...
-
-    def ask(
-        self, account: str, chunk: str, message: bytes, charged_bytes: int, *, epoch: int = 0
-    ) -> None: ...
-
-    def other_accounts(self, chunk: str, account: str) -> Sequence[str]: ...
-
-    def waiting(self, account: str) -> Sequence[WaitingPost]: ...
-
-    def pending(self, account: str) -> Sequence[SignedTransaction]: ...
-
-    def commit(
-        self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]
-    ) -> None: ...
-
-    def settle(
-        self,
-        lease: Lease,
-        hash: str,
-        outcome: str,
-        *,
-        starts: Sequence[int] = (),
-        cost: int | None = None,
-    ) -> None: ...
-
-    def start_of(self, account: str, chunk: str) -> int | None: ...
-
-    def spent(self, account: str) -> int: ...
-
-    def at_list_price(self, account: str) -> int: ...
-
-    def explains(self, account: str, archive_id: str | None, sequence: int) -> bool: ...
-
-    def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]: ...
-
-    def lost_posts(self, archive_id: str) -> Sequence[str]: ...
-
-    def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None: ...
-
-    def has_post(self, archive_id: str) -> bool: ...
-
-    def unknown_archives(self, account: str, archive_id: str) -> Sequence[str]: ...
-
-    def record_archives(
-        self, account: str, sequence: int, archive_ids: Collection[str]
-    ) -> None: ...
-
-
-class ProviderRecords(Protocol):
-    """Rates and failures of providers, kept between runs."""
-
-    def all(self) -> Mapping[str, ProviderRecord]: ...
-
-    def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None: ...
-
-    def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None: ...
-
-    def failed(self, provider: str) -> None: ...
 
 
 class ChunkReader(Protocol):

@@ -19,9 +19,9 @@ from caf_pipeline.automation import dead_runs, instance_calls, launching
 from caf_pipeline.automation.dead_runs import process_lives, process_tags, reap_dead_runs
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
-from caf_pipeline.defs.naming import DEAD_RUNS_SENSOR, LAUNCH_SENSOR, PROCESS_TAG, S3_POOL
 from caf_pipeline.errors import SettingsError
-from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.naming import DEAD_RUNS_SENSOR, LAUNCH_SENSOR, PROCESS_TAG, S3_POOL
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support.command_line import FOREIGN
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET

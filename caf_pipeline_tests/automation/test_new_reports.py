@@ -6,7 +6,7 @@ import pytest
 from dagster import DagsterEvent, DagsterEventType, DagsterRunStatus
 
 from caf_pipeline.automation import launching
-from caf_pipeline.defs.naming import REPORT_TAG
+from caf_pipeline.naming import REPORT_TAG
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.pipeline_runs import SOURCE, failure_of, start_run, with_source

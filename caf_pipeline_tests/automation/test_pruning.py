@@ -29,7 +29,7 @@ from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.defs import maintenance_jobs
 from caf_pipeline.defs.build import build_own_defs
-from caf_pipeline.defs.naming import SOURCE_TAG
+from caf_pipeline.naming import SOURCE_TAG
 from caf_pipeline.settings import Settings, SourceSettings
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

@@ -18,8 +18,8 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import (
     PartitionBackfill,
 )
-from caf_pipeline.defs.naming import SOURCE_TAG
 from caf_pipeline.errors import BucketMissing
+from caf_pipeline.naming import SOURCE_TAG
 from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.current_content import next_second

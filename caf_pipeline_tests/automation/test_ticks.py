@@ -14,11 +14,11 @@ from caf_pipeline.automation.launching import PAGE
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
-from caf_pipeline.ledger import launchable
+from caf_pipeline.ledger import runs
+from caf_pipeline.ledger.engine import query
 from caf_pipeline.ledger.lookup import ReadConnections
-from caf_pipeline.ledger.progress import Progress
-from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
+from caf_pipeline.ledger.runs import Progress
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
@@ -206,7 +206,7 @@ def test_launchable_and_last_located_chunks_come_from_an_index(pipeline):
         for statement, index in (
             (query("launchable_chunks"), "caf_files_under_way"),
             (
-                str(launchable._LAST_LOCATED.compile(dialect=PGDialect_psycopg())),
+                str(runs._LAST_LOCATED.compile(dialect=PGDialect_psycopg())),
                 "caf_files_by_located",
             ),
         ):

@@ -19,7 +19,8 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreError,
 )
-from caf_pipeline.store.protocol import ChunkToStore, PostRecord, Sample
+from caf_pipeline.records import PostRecord, Sample
+from caf_pipeline.store.protocol import ChunkToStore
 from caf_pipeline_tests.support.memory_log import MemoryLog
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError
-from caf_pipeline.store.protocol import SignedTransaction, WaitingPost
+from caf_pipeline.records import SignedTransaction, WaitingPost
 
 ACCOUNT = "chain-1/jkl1us"
 OTHER = "chain-1/jkl1them"

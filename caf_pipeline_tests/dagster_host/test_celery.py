@@ -21,9 +21,9 @@ from caf_pipeline.dagster_host.dagster_private import WorkerStatus
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
-from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.naming import PARTITION_TAG
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
 from caf_pipeline_tests.support.dagster_daemon import ROOT, daemon, wait_for_backfill

@@ -3,7 +3,7 @@
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 
-from caf_pipeline.defs.naming import ASSETS, S3_POOL
+from caf_pipeline.naming import ASSETS, S3_POOL
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
 from caf_pipeline_tests.support.event_queue import Queue
 from caf_pipeline_tests.support.patience import wait_for

@@ -8,7 +8,7 @@ import pytest
 from dagster import DagsterRunStatus
 
 from caf_pipeline.automation import instance_calls
-from caf_pipeline.defs.naming import S3_POOL
+from caf_pipeline.naming import S3_POOL
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

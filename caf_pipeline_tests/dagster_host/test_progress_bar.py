@@ -10,8 +10,8 @@ from rich.console import Console
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress, Rate
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import LiveWork
+from caf_pipeline.system.processes import this_process
 from caf_pipeline.waits import Wait, Work
 from caf_pipeline_tests.support.chunk_rows import a_chunk
 

@@ -11,13 +11,13 @@ from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import remove
 from caf_pipeline.dagster_host.remove import remove_command
-from caf_pipeline.defs.naming import SOURCE_TAG, partitions_name
 from caf_pipeline.errors import HeldByOther, IllegalMove, NotLocated, SettingsError, StagingError
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.naming import SOURCE_TAG, partitions_name
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.system.folder_lock import writing_into
+from caf_pipeline.system.processes import this_process
 from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine, opened_context, source_text
 from caf_pipeline_tests.support.pipeline_runs import SOURCE, start_run

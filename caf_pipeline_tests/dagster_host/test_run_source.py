@@ -34,12 +34,12 @@ from caf_pipeline.errors import (
     UsageError,
 )
 from caf_pipeline.inventory.objects import SkipReason, object_version
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline.store.directory import MARKER
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.jackal_network import jackal_settings

@@ -14,7 +14,7 @@ from caf_pipeline.dagster_host import runs
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.runs import find_runs, runs_command
 from caf_pipeline.errors import SettingsError
-from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.system.processes import this_process
 from caf_pipeline.waits import Wait, Work
 from caf_pipeline_tests.support.dagster_private import EngineEventData, SerializableErrorInfo
 from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, start_run

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.setup import Machine, computed_limits, setup_command, this_machine
 from caf_pipeline.dagster_host.source_runs import open_instance
-from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL
+from caf_pipeline.naming import S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import JackalSettings, PackingSettings, Settings, SourceSettings
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

@@ -8,10 +8,10 @@ from dagster import DagsterInstance, DagsterRunStatus, job, op
 from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.dagster_host.team_instance import instance_findings
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
-from caf_pipeline.defs.naming import S3_POOL, SOURCE_TAG, UPLOAD_POOL
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
+from caf_pipeline.naming import S3_POOL, SOURCE_TAG, UPLOAD_POOL
 from caf_pipeline.settings import load_settings
+from caf_pipeline.system.processes import this_process
 
 COMPLETE = """
 run_monitoring: {enabled: true}

@@ -19,7 +19,6 @@ from caf_pipeline.dagster_host.run_source import run_source
 from caf_pipeline.dagster_host.setup import Machine
 from caf_pipeline.dagster_host.workers import CONCURRENT_MIN_BYTES as GIB
 from caf_pipeline.dagster_host.workers import Workers, best_worker_count
-from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.encryption.identities import IDENTITY_VARIABLE
 from caf_pipeline.errors import (
     ChunkTooLarge,
@@ -31,6 +30,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.naming import PARTITION_TAG
 from caf_pipeline.settings import PASSPHRASE_VARIABLE, PackingSettings
 from caf_pipeline_tests.support.chunk_rows import a_chunk
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine, source_text

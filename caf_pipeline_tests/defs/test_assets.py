@@ -11,10 +11,10 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import asset_checks
 from caf_pipeline.defs.assets import InventoryConfig
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory import cutting
 from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.naming import ASSETS
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import park

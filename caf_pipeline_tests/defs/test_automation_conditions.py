@@ -16,8 +16,8 @@ from dagster import (
 )
 
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.defs.partitions import chunk_partitions
+from caf_pipeline.naming import ASSETS
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline_tests.support.pipeline_runs import SOURCE, with_source
 

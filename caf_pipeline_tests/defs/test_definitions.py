@@ -10,10 +10,10 @@ import pytest
 import yaml
 from dagster import AssetKey
 
-from caf_pipeline.automation.asset_keys import DEFAULT_KEYS
+from caf_pipeline.asset_keys import DEFAULT_KEYS
 from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import ASSETS, CHUNK_IS_PROVEN, LOCATION_NAME
+from caf_pipeline.naming import ASSETS, CHUNK_IS_PROVEN, LOCATION_NAME
 from caf_pipeline.settings import Settings, SourceSettings
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

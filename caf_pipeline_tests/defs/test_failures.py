@@ -4,7 +4,6 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RetryPolicy, job, op
 
 from caf_pipeline.defs.failures import attempt
-from caf_pipeline.defs.naming import OUTAGE_TAG
 from caf_pipeline.errors import (
     CafError,
     HeldByOther,
@@ -12,6 +11,7 @@ from caf_pipeline.errors import (
     SourceDenied,
     StoreUnreachable,
 )
+from caf_pipeline.naming import OUTAGE_TAG
 
 TWICE = RetryPolicy(max_retries=2)
 

@@ -20,10 +20,10 @@ from dagster import (
 from caf_pipeline.automation.instance_calls import latest_checks
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs, build_own_defs
-from caf_pipeline.defs.naming import ALERT_SENSOR, PROCESS_TAG, SOURCE_KEEPS_UP, SOURCE_TAG
-from caf_pipeline.ledger.processes import boot_id
+from caf_pipeline.naming import ALERT_SENSOR, PROCESS_TAG, SOURCE_KEEPS_UP, SOURCE_TAG
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.settings import Settings, SourceSettings
+from caf_pipeline.system.processes import boot_id
 from caf_pipeline_tests.support.multiprocess_job import chunk_job
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
 from caf_pipeline_tests.support.ticks import evaluate_tick

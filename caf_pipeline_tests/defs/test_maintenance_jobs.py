@@ -13,10 +13,10 @@ from pydantic import SecretStr
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_own_defs
 from caf_pipeline.errors import ChainUnreachable
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import JackalSettings, Settings, SourceSettings, StoreSettings
 from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.contracts.transaction_log import commit, signed
 from caf_pipeline_tests.support.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline_tests.support.jackal_command_line import new_wallet

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from caf_pipeline.defs import metadata
 from caf_pipeline.inventory.plan_statistics import SizeStep
-from caf_pipeline.store.protocol import Copy
+from caf_pipeline.records import Copy
 
 ADDRESS = "jkl1" + "q" * 33 + "end45"
 PROOF = f"{ADDRESS}/{'ab' * 32}/{ADDRESS}/123456"

@@ -17,7 +17,7 @@ from dagster import (
 )
 
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL
+from caf_pipeline.naming import S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

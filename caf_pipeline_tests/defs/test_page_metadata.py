@@ -8,8 +8,8 @@ import pytest
 from dagster import AssetKey, TableMetadataValue
 
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.formats import age
+from caf_pipeline.naming import ASSETS
 from caf_pipeline.settings import EncryptionSettings, Settings, SourceSettings
 from caf_pipeline_tests.support.pipeline_runs import SOURCE, with_settings, with_source
 from caf_pipeline_tests.support.ticks import evaluate_tick

@@ -14,8 +14,8 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import evaluations
-from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.naming import ASSETS
 from caf_pipeline.settings import StoreSettings
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline_tests.support.browser import browser, needs_browser

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caf_pipeline.caf.merkle import merkle_root
-from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
+from caf_pipeline.encryption.opened_chunk import OpenedChunk, OpenedSource
 from caf_pipeline.encryption.sealing import (
     MAX_PRIVATE_CAF_BYTES,
     SealedSpool,
@@ -17,8 +17,8 @@ from caf_pipeline.encryption.sealing import (
 from caf_pipeline.errors import IntegrityError
 from caf_pipeline.formats import age
 from caf_pipeline.ledger.records import ChunkHeader
-from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.packing.sink import PartFile, StagingSink
+from caf_pipeline.reading.chunk_reader import StagedSource
 
 IDENTITY = age.new_identity(hybrid=False)
 BORDER = age.SEGMENT_BYTES

@@ -14,8 +14,8 @@ from caf_pipeline.caf.archive import CafReader
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.errors import CafError, IntegrityError, ObjectReadFailed, StoreError
 from caf_pipeline.inventory.snapshot import read_objects, verify_snapshot
-from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.packing.staging import staged_path
+from caf_pipeline.reading.chunk_reader import StagedSource
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.settings import StoreSettings, load_settings
 from caf_pipeline.steps import chunk_steps, inventories, planning

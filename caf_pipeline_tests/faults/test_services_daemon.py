@@ -25,7 +25,7 @@ from caf_pipeline.automation.launching import UNFINISHED
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.backfill import ENDED
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
-from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
+from caf_pipeline.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
 from caf_pipeline_tests.faults.s3_faults import PASSING

@@ -24,16 +24,16 @@ from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.ledger.database import database_of
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import is_alive
-from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing import packer
 from caf_pipeline.packing.journal.writer import CheckpointPace
+from caf_pipeline.records import Chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline.store.jackal.wallet import Wallet
+from caf_pipeline.system.processes import is_alive
 from caf_pipeline.waits import Waits
 from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.loopback.network import LoopbackNetwork

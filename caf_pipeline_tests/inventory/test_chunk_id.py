@@ -38,7 +38,7 @@ def test_an_invalid_id_parses_as_none(text):
 
 
 def test_an_invalid_partition_is_refused_by_name():
-    from caf_pipeline.defs.naming import source_of
+    from caf_pipeline.naming import source_of
 
     assert source_of("a-b-1a2b3c4d-00001") == "a-b"
     with pytest.raises(UsageError, match="'2024-01-01'"):

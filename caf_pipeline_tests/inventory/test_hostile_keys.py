@@ -15,8 +15,8 @@ from caf_pipeline.cli import main
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import S3Object
-from caf_pipeline.ledger.records import posting_of
-from caf_pipeline.packing.chunk_reader import ChunkFile, RemoteSource
+from caf_pipeline.reading.chunk_reader import ChunkFile, RemoteSource
+from caf_pipeline.records import posting_of
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline_tests.contracts import object_source
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings

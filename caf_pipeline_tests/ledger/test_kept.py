@@ -13,7 +13,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger.kept import open_kept
+from caf_pipeline.ledger.arrow import open_kept
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
 from caf_pipeline_tests.support.ledger_rows import (
     SOURCE,

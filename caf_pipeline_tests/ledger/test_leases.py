@@ -16,8 +16,8 @@ from caf_pipeline.ledger import records
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
-from caf_pipeline.ledger.records import Holder, chunk_lease
+from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.system.processes import Holder, boot_id, is_alive, this_process
 from caf_pipeline_tests.support.ledger_rows import bring_to, held, holder, pending, register, seal
 
 SHORT = 1.5
@@ -30,7 +30,7 @@ from caf_pipeline.ledger.database import Database
 from caf_pipeline.errors import LeaseLost
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support.ledger_rows import batches, location, seal_facts
 
 url, chunk, seconds, boot, what = sys.argv[1:]
@@ -229,7 +229,7 @@ def test_this_process_is_alive_with_a_stable_start():
 def test_a_process_that_ended_is_not_alive():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         code = (
-            "from caf_pipeline.ledger.processes import _started; "
+            "from caf_pipeline.system.processes import _started; "
             f"print(repr(_started({process.pid})))"
         )
         started = float(subprocess.check_output([sys.executable, "-c", code]))

@@ -12,7 +12,7 @@ from caf_pipeline.errors import (
     NotLocated,
 )
 from caf_pipeline.inventory.manifest import LogTimes
-from caf_pipeline.store.protocol import PostRecord, Sample
+from caf_pipeline.records import PostRecord, Sample
 from caf_pipeline_tests.support.ledger_rows import (
     ROOT,
     SOURCE,

@@ -32,8 +32,8 @@ from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.lookup import PREPARED_FROM, Lookup, ReadConnections
 from caf_pipeline.ledger.records import CopyCheck, plan_lease
 from caf_pipeline.ledger.sources import OF_A_CHUNK, OF_AN_ADDRESS
+from caf_pipeline.records import Copy
 from caf_pipeline.settings import Settings
-from caf_pipeline.store.protocol import Copy
 from caf_pipeline.wiring import open_ledger
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
 from caf_pipeline_tests.support.chunk_rows import set_state

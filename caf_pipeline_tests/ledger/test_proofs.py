@@ -7,7 +7,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost
 from caf_pipeline.ledger.records import CopyCheck
-from caf_pipeline.store.protocol import Copy, Sample
+from caf_pipeline.records import Copy, Sample
 from caf_pipeline_tests.support.ledger_rows import (
     POSTING,
     ROOT,

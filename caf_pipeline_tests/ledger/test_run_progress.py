@@ -4,8 +4,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
-from caf_pipeline.ledger.processes import boot_id, this_process
-from caf_pipeline.ledger.records import Holder
+from caf_pipeline.system.processes import Holder, boot_id, this_process
 from caf_pipeline.waits import Wait, Work
 from caf_pipeline_tests.support.postgres import connected
 

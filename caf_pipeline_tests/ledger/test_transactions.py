@@ -14,7 +14,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.store.protocol import Copy, PostRecord
+from caf_pipeline.records import Copy, PostRecord
 from caf_pipeline_tests.contracts.transaction_log import (
     ACCOUNT,
     OTHER,
@@ -151,7 +151,7 @@ import sys
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, signed
 
 url, seconds, chunk, body = sys.argv[1:]

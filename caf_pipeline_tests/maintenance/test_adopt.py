@@ -17,7 +17,6 @@ from caf_pipeline.inventory.adoption import RejectReason
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.ledger import import_chunk
-from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.adopt import (
     TEMPORARY,
@@ -32,6 +31,7 @@ from caf_pipeline.maintenance.deletion.deletable import Unsafe
 from caf_pipeline.maintenance.doctor.examine import count_mismatch
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.records import posting_of
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.store.protocol import ChunkToStore
 from caf_pipeline_tests.contracts.chunk_store import corrupt

@@ -10,7 +10,6 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StoreUnreachable
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease, lists_lease
 from caf_pipeline.maintenance import chain_listing
 from caf_pipeline.maintenance.chain_listing import check_chain_listing
@@ -18,6 +17,7 @@ from caf_pipeline.maintenance.doctor.examine import examine
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.names import archive_note
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected

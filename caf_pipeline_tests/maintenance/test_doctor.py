@@ -13,13 +13,13 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther
 from caf_pipeline.ledger.chunk_moves import ChunkMoves
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.sources import Plans
 from caf_pipeline.maintenance.doctor import findings
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.planning import account_for, cut_plan
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support import steady_source
 from caf_pipeline_tests.support.doctors import (
     doctor_process,

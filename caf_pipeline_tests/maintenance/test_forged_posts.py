@@ -11,11 +11,12 @@ from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, StoredAlready
 from caf_pipeline.ledger import backup
-from caf_pipeline.ledger.records import UNKNOWN_POST, chunk_lease, posting_of
+from caf_pipeline.ledger.records import UNKNOWN_POST, chunk_lease
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind, UnknownPosts
 from caf_pipeline.maintenance.doctor.key_changes import Change
 from caf_pipeline.maintenance.rebuild import FileKind
+from caf_pipeline.records import posting_of
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.names import archive_note, mac_of

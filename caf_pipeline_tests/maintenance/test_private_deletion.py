@@ -8,10 +8,9 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.encryption.sealing import SegmentWriter
 from caf_pipeline.formats import age
-from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
-from caf_pipeline.store.protocol import Sample
+from caf_pipeline.records import Sample, posting_of
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.deletion_lists import Answer, pass_window
 from caf_pipeline_tests.support.memory_source import MemorySource

@@ -7,13 +7,14 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IdentityMissing
 from caf_pipeline.formats import age
-from caf_pipeline.ledger.records import chunk_lease, posting_of
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.adopt import AdoptionKind, AdoptionOptions, adopt_files
 from caf_pipeline.maintenance.doctor.examine import examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind, UnknownPosts
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.packing.staging import staged_path
+from caf_pipeline.records import posting_of
 from caf_pipeline.retrieval.remote_chunk import HEADER_BYTES
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.forged_chunks import Forgery, accepts, put

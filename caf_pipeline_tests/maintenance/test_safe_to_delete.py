@@ -24,7 +24,6 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.leases import HeldLease
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.deletion import assessment
 from caf_pipeline.maintenance.deletion import safe_to_delete as deletion
@@ -34,6 +33,7 @@ from caf_pipeline.maintenance.scrub import WHOLE_COPY, prove_chunk
 from caf_pipeline.source.protocol import Checksum
 from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.steps.compare_headers import OTHER_BYTES, WITHOUT_CHECKSUM
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.contracts.chunk_store import corrupt, place_between
 from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.deletion_lists import Answer, next_window, pass_window

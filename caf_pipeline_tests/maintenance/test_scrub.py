@@ -7,12 +7,12 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, StoreAway, StoreUnreachable
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import CHUNKS_AT_ONCE, prove_chunk, prove_oldest
 from caf_pipeline.packing import staging
 from caf_pipeline.steps import chunk_steps
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.postgres import connected

@@ -7,11 +7,11 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IdentityMissing, IntegrityError, RowAltered
-from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.records import posting_of
 from caf_pipeline.retrieval.check import check_objects
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.run_context import Lazy

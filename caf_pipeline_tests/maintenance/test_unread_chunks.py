@@ -6,11 +6,12 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError, StoreUnreachable
-from caf_pipeline.ledger.records import chunk_lease, posting_of
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.full_read import OTHER_ROWS
 from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
+from caf_pipeline.records import posting_of
 from caf_pipeline_tests.support.forged_chunks import Forgery, put
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture

@@ -21,11 +21,11 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.manifest import ChunkIdentity, head_bytes
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.inventory.plan import read_chunk_objects
-from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.packer import Packer
 from caf_pipeline.packing.prefetch import SMALL_OBJECT_BYTES, OrderedFetch
 from caf_pipeline.packing.sink import PartFile
+from caf_pipeline.reading.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectPart
 from caf_pipeline_tests.support.memory_source import MemorySource

@@ -19,7 +19,6 @@ from caf_pipeline.inventory.plan import read_chunk_objects, read_chunk_plan
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing import pack_chunk
-from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.takeover import find_resumable_part
 from caf_pipeline.packing.journal.writer import (
@@ -33,6 +32,7 @@ from caf_pipeline.packing.journal.writer import (
 )
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.packing.staging import leftovers, staged_path
+from caf_pipeline.reading.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum
 from caf_pipeline.steps import chunk_steps

@@ -21,9 +21,9 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Location
+from caf_pipeline.records import PostRecord
 from caf_pipeline.retrieval import holders, reader
 from caf_pipeline.retrieval.reader import ArchivedObject, save
-from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline_tests.contracts import chunk_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
 from caf_pipeline_tests.support.ledger_rows import SOURCE, VERSION, archive, end, register, skip

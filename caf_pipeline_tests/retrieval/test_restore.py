@@ -5,8 +5,8 @@ import pytest
 from caf_pipeline.errors import IntegrityError, ObjectMissing, StoreUnreachable
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.ledger.records import Location
+from caf_pipeline.records import PostRecord
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome, RestoreSums
-from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline_tests.support.plans import MOMENT
 

@@ -14,7 +14,6 @@ from caf_pipeline.errors import HeldByOther, IntegrityError, LeaseLost
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.retrieval.listing import count_not_archived
 from caf_pipeline.retrieval.reader import not_located
@@ -22,6 +21,7 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.system.folder_lock import writing_into
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.postgres import connected

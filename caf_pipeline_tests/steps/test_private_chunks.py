@@ -9,7 +9,7 @@ import pytest
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
-from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
+from caf_pipeline.encryption.opened_chunk import OpenedChunk, OpenedSource
 from caf_pipeline.encryption.sealing import PRIVATE_LIMITS
 from caf_pipeline.errors import (
     IdentityMissing,
@@ -19,14 +19,14 @@ from caf_pipeline.errors import (
     StoreError,
 )
 from caf_pipeline.formats import age
-from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.maintenance.repair import repair_chunk
-from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.packing.staging import staged_path
+from caf_pipeline.reading.chunk_reader import StagedSource
+from caf_pipeline.records import posting_of
 from caf_pipeline.retrieval.key_check import KeyCheck, check_keys
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.private_contexts import IDENTITY, a_private_context

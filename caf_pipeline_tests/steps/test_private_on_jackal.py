@@ -9,10 +9,11 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StoreError, StoreUnreachable
 from caf_pipeline.formats import age
 from caf_pipeline.ledger.chunk_moves import ChunkMoves
-from caf_pipeline.ledger.records import chunk_lease, posting_of
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.packing.staging import staged_path
+from caf_pipeline.records import posting_of
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.memory_source import MemorySource

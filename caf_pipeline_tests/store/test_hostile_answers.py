@@ -20,6 +20,7 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
+from caf_pipeline.records import PostRecord
 from caf_pipeline.store.jackal import provider as provider_module
 from caf_pipeline.store.jackal import provider_http
 from caf_pipeline.store.jackal.answers import FileProof
@@ -27,7 +28,6 @@ from caf_pipeline.store.jackal.chain import MAX_LIST_ENTRIES, Chain
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
-from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline_tests.support.hostile_answers import ENDLESS, NO_OBJECT, SLOW, WRONG, bent
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS

@@ -24,14 +24,14 @@ from caf_pipeline.errors import (
     StoreUnreachable,
     TransactionRefused,
 )
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.transactions import TransactionLog
+from caf_pipeline.records import Copy
 from caf_pipeline.store.jackal import nodes as nodes_module
 from caf_pipeline.store.jackal import posting as posting_module
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import POST_FILE, post_file, transaction_messages
 from caf_pipeline.store.jackal.names import archive_note
-from caf_pipeline.store.protocol import Copy
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support.kills import KILLED, Fatal, call
 from caf_pipeline_tests.support.ledger_rows import bring_to, register
 from caf_pipeline_tests.support.memory_log import MemoryLog

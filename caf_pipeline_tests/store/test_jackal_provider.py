@@ -14,11 +14,11 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
+from caf_pipeline.records import PostRecord
 from caf_pipeline.store.jackal import provider
 from caf_pipeline.store.jackal.names import job_id
 from caf_pipeline.store.jackal.provider import Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_http import MAX_ANSWER_BYTES, ask, parse_address
-from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
 
 ROOT = bytes(range(32))

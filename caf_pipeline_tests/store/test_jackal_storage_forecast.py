@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from caf_pipeline.ledger.records import StoragePlanRow
+from caf_pipeline.records import StoragePlanRow
 from caf_pipeline.store.jackal.answers import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import (
     charged_per_day,

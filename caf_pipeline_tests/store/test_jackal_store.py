@@ -15,13 +15,13 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.records import Copy, PostRecord
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.read import open_jackal_reader
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline.store.protocol import Copy, PostRecord
+from caf_pipeline.system.processes import this_process
 from caf_pipeline.wiring import open_reader
 from caf_pipeline_tests.contracts.chunk_store import (
     ChunkReaderContract,

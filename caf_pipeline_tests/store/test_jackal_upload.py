@@ -22,8 +22,8 @@ from caf_pipeline.errors import (
     UploadsRefused,
 )
 from caf_pipeline.ledger.records import OperatorControls
+from caf_pipeline.records import PostRecord
 from caf_pipeline.store.jackal.answers import Provider
-from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.scripted_provider import answer, scripted

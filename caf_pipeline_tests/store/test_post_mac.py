@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caf_pipeline.records import PostedFile, PostRecord
 from caf_pipeline.store.jackal.names import archive_note, archive_of, header_of, mac_of
-from caf_pipeline.store.protocol import PostedFile, PostRecord, has_right_mac, post_mac
+from caf_pipeline.store.protocol import has_right_mac, post_mac
 
 KEY, ARCHIVE = bytes(range(32)), "a" * 32
 FACTS = {

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from caf_pipeline.chunk_state import COPY_STATES, ChunkState, stored_state
-from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.records import Chunk
 
 _CHUNK = """
     UPDATE caf_files SET state = %(state)s, sealed_at = coalesce(sealed_at, now()),

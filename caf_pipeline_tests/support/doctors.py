@@ -14,11 +14,11 @@ import psycopg
 from caf_pipeline.errors import HeldByOther, LeaseLost
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind, UnknownPosts
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.jackal.write import JackalStore
+from caf_pipeline.system.processes import is_alive, this_process
 from caf_pipeline_tests.support.kills import Fatal, Moments, Process
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context

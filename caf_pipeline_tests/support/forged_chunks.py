@@ -15,7 +15,8 @@ from caf_pipeline.inventory.manifest import (
     ManifestWriter,
     head_bytes,
 )
-from caf_pipeline.store.protocol import ChunkToStore, PostedFile, PostRecord, post_mac
+from caf_pipeline.records import PostedFile, PostRecord
+from caf_pipeline.store.protocol import ChunkToStore, post_mac
 from caf_pipeline_tests.support.memory_log import MemoryLog
 from caf_pipeline_tests.support.plans import MOMENT
 

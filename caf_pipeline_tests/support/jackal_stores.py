@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 from caf_pipeline import wiring
 from caf_pipeline.ledger.records import OperatorControls
+from caf_pipeline.records import PostRecord, ProviderRecord
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.jackal.write import JackalStore
-from caf_pipeline.store.protocol import PostRecord, ProviderRecord
 from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.contracts.chunk_store import to_store
 from caf_pipeline_tests.support.jackal_network import WORDS, jackal_settings

@@ -20,17 +20,16 @@ from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_rewritten
 from caf_pipeline.inventory.plan import CLAIM_COLUMNS, PLAN_SCHEMA, ChunkPlan
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import (
     CopyCheck,
-    Holder,
     PlanRecord,
     RemoteChunk,
     SealRecord,
     Skip,
     plan_lease,
 )
-from caf_pipeline.store.protocol import Copy, PostedFile, PostRecord, Sample
+from caf_pipeline.records import Copy, PostedFile, PostRecord, Sample
+from caf_pipeline.system.processes import Holder, this_process
 from caf_pipeline_tests.support.postgres import connected
 
 SOURCE = "src"

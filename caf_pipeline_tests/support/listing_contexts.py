@@ -4,9 +4,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
+from caf_pipeline.system.processes import this_process
 from caf_pipeline.waits import Waits
 
 NO_LEDGER = SimpleNamespace(  # everything that a listing needs of the ledger

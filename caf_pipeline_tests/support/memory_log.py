@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError
-from caf_pipeline.store.protocol import Lease, SignedTransaction, WaitingPost
+from caf_pipeline.records import Lease, SignedTransaction, WaitingPost
 
 OUTCOMES = {"included", "failed", "expired", "superseded"}
 MAY_HOLD = {None, "included"}

@@ -13,7 +13,7 @@ from dagster import (
 )
 
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import ASSETS
+from caf_pipeline.naming import ASSETS
 from caf_pipeline.settings import load_settings
 
 

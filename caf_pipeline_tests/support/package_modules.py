@@ -5,17 +5,17 @@ from pathlib import Path
 
 import caf_pipeline
 
-NAMING = "defs.naming"  # Dagster's names of ours, which `automation` needs, too
-PORTS = {"source.protocol", "store.protocol", "ledger.protocol", "ledger.records"}
+PORTS = {"source.protocol", "store.protocol", "ledger.records"}
 
 PACKAGE = Path(caf_pipeline.__file__).parent
 
 
 ORDER = (
     "errors | formats | setting_values | settings_errors | settings chunk_state | system"
-    " | caf settings_file | inventory | waits | ports | throttle | source store ledger"
-    " | encryption | run_context | packing | retrieval | steps | maintenance | wiring"
-    " | filesystem | naming | automation | defs | component dagster_host | cli"
+    " | caf settings_file | inventory | waits | records | ports | throttle | source store ledger"
+    " | encryption | run_context | reading | packing | retrieval | steps | maintenance | wiring"
+    " | filesystem | naming | asset_keys"
+    " | automation | defs | component dagster_host | cli"
     " | entry | definitions"
 )
 """From the bottom up. A module imports from its own folder and from lower ones.
@@ -47,6 +47,4 @@ def imports_of(module: str) -> set[str]:
 
 
 def top(module: str) -> str:
-    if module == NAMING or module.startswith(f"{NAMING}."):
-        return "naming"
     return "ports" if ".".join(module.split(".")[:2]) in PORTS else module.partition(".")[0]

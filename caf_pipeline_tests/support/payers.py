@@ -13,15 +13,16 @@ from mnemonic import Mnemonic
 
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.transactions import TransactionLog
+from caf_pipeline.records import PostRecord
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import ChainMessage, TransactionTerms, sign_transaction
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline.store.protocol import ChunkToStore, PostRecord
+from caf_pipeline.store.protocol import ChunkToStore
+from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.loopback.wire import field
 from caf_pipeline_tests.support.kills import Fatal, Moments, Process

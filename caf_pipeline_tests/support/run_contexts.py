@@ -5,14 +5,13 @@ from pathlib import Path
 
 from caf_pipeline.inventory.accounting import Accounting
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.ledger.records import Holder
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.processes import Holder, this_process
 
 CHUNK_STEPS = (
     chunk_steps.load_batch,

@@ -12,15 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from caf_pipeline.errors import ChunkTooLarge, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.records import Copy, PostedFile, PostRecord
 from caf_pipeline.store.directory import DirectoryStore
-from caf_pipeline.store.protocol import (
-    ArchiveFiles,
-    Copy,
-    ListedFile,
-    ListedProof,
-    PostedFile,
-    PostRecord,
-)
+from caf_pipeline.store.protocol import ArchiveFiles, ListedFile, ListedProof
 
 WINDOW_BLOCKS = 100
 

@@ -23,8 +23,8 @@ from dagster import (
 
 from caf_pipeline.dagster_host.executing import execute_here
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
-from caf_pipeline.defs.naming import S3_POOL
 from caf_pipeline.defs.resources import ignore
+from caf_pipeline.naming import S3_POOL
 
 BEGUN_VARIABLE = "CAF_TEST_BEGUN"
 """Environment variable with the path of FILE, which a daemon's runs inherit."""

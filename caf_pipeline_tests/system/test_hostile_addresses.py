@@ -15,6 +15,7 @@ import pytest
 
 from caf_pipeline.errors import CafError, SourceError, StoreUnreachable
 from caf_pipeline.inventory.objects import S3Object
+from caf_pipeline.records import PostRecord
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.source.s3.ranges import S3File
 from caf_pipeline.store.jackal.answers import Provider
@@ -23,7 +24,6 @@ from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.provider_http import ask, parse_address
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
-from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline.system import ranges
 from caf_pipeline.system.addresses import is_public
 from caf_pipeline_tests.support.jackal_stores import MemoryRecords, open_store

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from caf_pipeline.caf.archive import RangeSource
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
+from caf_pipeline.encryption.opened_chunk import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
     ArchiveError,
     HeldByOther,
@@ -22,16 +22,16 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.ledger.records import WINDOWS_REQUIRED, Chunk, KnownCopy, posting_of
+from caf_pipeline.ledger.records import WINDOWS_REQUIRED, KnownCopy
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, LocatedRows, Unsafe
 from caf_pipeline.maintenance.full_read import Range, read_back, unreadable_copy
 from caf_pipeline.maintenance.scrub import is_small, mark_wrong, prove_chunk
-from caf_pipeline.packing.chunk_reader import ChunkFile, RemoteSource
-from caf_pipeline.packing.samples import CopyFinding, described
+from caf_pipeline.reading.chunk_reader import ChunkFile, RemoteSource
+from caf_pipeline.reading.samples import CopyFinding, described
+from caf_pipeline.records import Chunk, Copy, Lease, posting_of
 from caf_pipeline.retrieval.remote_chunk import fetch_manifest
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
-from caf_pipeline.store.protocol import Copy, Lease
 from caf_pipeline.system.quantities import counted
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]

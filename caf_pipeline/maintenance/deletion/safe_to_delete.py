@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.inventory.snapshot import Snapshot
-from caf_pipeline.ledger.records import deletion_lease, plan_lease, posting_of
+from caf_pipeline.ledger.records import deletion_lease, plan_lease
 from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter, recheck
 from caf_pipeline.maintenance.deletion.deletable import Decisions, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import (
@@ -37,6 +37,7 @@ from caf_pipeline.maintenance.deletion.files import (
     require_manifest,
     require_report,
 )
+from caf_pipeline.records import posting_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.planning import record_current

@@ -25,14 +25,11 @@ from caf_pipeline.encryption.identities import (
 )
 from caf_pipeline.errors import CafError, StoreError
 from caf_pipeline.ledger.records import (
-    Chunk,
     ChunkRows,
-    Holder,
     LeaseRecord,
     account_lease,
     chunk_lease,
     plan_lease,
-    posting_of,
 )
 from caf_pipeline.maintenance.doctor.findings import (
     ALREADY_GONE,
@@ -53,9 +50,10 @@ from caf_pipeline.maintenance.doctor.stray_files import (
 )
 from caf_pipeline.maintenance.rebuild import FileKind, own_archives
 from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.records import Chunk, SignedTransaction, posting_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.planning import temporary_folder
-from caf_pipeline.store.protocol import SignedTransaction
+from caf_pipeline.system.processes import Holder
 from caf_pipeline.system.quantities import counted
 
 _S = ChunkState

@@ -8,9 +8,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError, HeldByOther
-from caf_pipeline.ledger.records import Chunk, Holder, LeaseRecord, chunk_lease
+from caf_pipeline.ledger.records import LeaseRecord, chunk_lease
+from caf_pipeline.records import Chunk, Lease
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.store.protocol import Lease
+from caf_pipeline.system.processes import Holder
 
 if TYPE_CHECKING:
     from caf_pipeline.maintenance.doctor.key_changes import KeyChange

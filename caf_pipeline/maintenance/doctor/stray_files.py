@@ -14,7 +14,7 @@ from typing import Final, Protocol, runtime_checkable
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import NotLocated, StagingError, StoreError
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.ledger.records import Chunk, Reservation, chunk_lease, plan_lease
+from caf_pipeline.ledger.records import Reservation, chunk_lease, plan_lease
 from caf_pipeline.maintenance.doctor.findings import (
     ALREADY_GONE,
     Actor,
@@ -27,6 +27,7 @@ from caf_pipeline.maintenance.doctor.findings import (
 )
 from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.staging import StagedFile, leftovers
+from caf_pipeline.records import Chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.planning import TEMPORARY
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
-from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.records import Chunk
 from caf_pipeline.store.jackal.answers import ChainFile
 
 ON_CHAIN: Final = frozenset(

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreUnreachable
+from caf_pipeline.records import PostRecord, ProviderRecords
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
-from caf_pipeline.store.protocol import PostRecord, ProviderRecords
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 HOLDERS_SECONDS: Final = 60.0

@@ -38,6 +38,7 @@ from caf_pipeline.errors import (
     StoreError,
     TransactionRefused,
 )
+from caf_pipeline.records import Lease, PostRecord, SignedTransaction, TransactionLog, WaitingPost
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.answers import ChainFile, IncludedTransaction
 from caf_pipeline.store.jackal.chain import Chain
@@ -58,11 +59,6 @@ from caf_pipeline.store.jackal.names import archive_note, archive_of, transactio
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.protocol import (
     ChunkToStore,
-    Lease,
-    PostRecord,
-    SignedTransaction,
-    TransactionLog,
-    WaitingPost,
     refuse_lost_posts,
     refuse_unknown_archives,
     refuse_unknown_posts,

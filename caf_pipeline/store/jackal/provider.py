@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final, NoReturn, Protocol
 import httpcore
 
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.records import PostRecord
 from caf_pipeline.store.jackal.answers import quoted
 from caf_pipeline.store.jackal.names import job_id
 from caf_pipeline.store.jackal.provider_http import (
@@ -28,7 +29,6 @@ from caf_pipeline.store.jackal.provider_http import (
     parse_address,
     read_answer,
 )
-from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline.system.http import ERRORS, READ_BYTES, Limit, no_check
 
 PIECE_BYTES: Final = 1 << 20

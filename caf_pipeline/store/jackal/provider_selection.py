@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from caf_pipeline.errors import CafError, StoreError
+from caf_pipeline.records import ProviderRecords
 from caf_pipeline.store.jackal.answers import Provider
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.provider_http import parse_address
-from caf_pipeline.store.protocol import ProviderRecords
 
 LIST_SECONDS: Final = 300.0
 """Maximum age of the list of providers. Providers change their URL every few months."""

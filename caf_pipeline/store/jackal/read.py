@@ -2,19 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from caf_pipeline.records import ChainHeights, Copy, PostRecord, ProviderRecord, ProviderRecords
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.download import Downloads
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.reader_memory import ReaderHeights, ReaderRecords
-from caf_pipeline.store.protocol import (
-    ChainHeights,
-    Copy,
-    PostRecord,
-    ProviderRecord,
-    ProviderRecords,
-)
 from caf_pipeline.waits import Waits
 
 

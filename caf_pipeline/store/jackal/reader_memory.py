@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from caf_pipeline.store.protocol import ProviderRecord
+from caf_pipeline.records import ProviderRecord
 
 RECORDS_SECONDS: Final = 60.0
 """Maximum age of the ledger's records, so that most reads do not query the database."""

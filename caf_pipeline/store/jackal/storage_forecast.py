@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from caf_pipeline.ledger.records import Chunk, StoragePlanRow
+from caf_pipeline.records import Chunk, StoragePlanRow
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.answers import StoragePlan
 

@@ -34,12 +34,12 @@ from caf_pipeline.errors import (
     StoreUnreachable,
     UploadsRefused,
 )
+from caf_pipeline.records import PostRecord, ProviderRecords
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider import PIECE_BYTES, Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_selection import RATE_MARGIN, ProviderSelection
-from caf_pipeline.store.protocol import PostRecord, ProviderRecords
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import BRIEF_SECONDS, UNANSWERED_SECONDS, OpenWait, Waits

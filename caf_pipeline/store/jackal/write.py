@@ -17,6 +17,7 @@ from caf_pipeline.errors import (
     PlanExpired,
     PlanTooSmall,
 )
+from caf_pipeline.records import Copy, PostedFile, PostRecord, ProviderRecords, TransactionLog
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
@@ -30,14 +31,9 @@ from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
 from caf_pipeline.store.protocol import (
     ArchiveFiles,
     ChunkToStore,
-    Copy,
     ListedFile,
     ListedProof,
-    PostedFile,
-    PostRecord,
-    ProviderRecords,
     StorageCost,
-    TransactionLog,
 )
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline.throttle import Throttle

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caf_pipeline.encryption.opened import OpenedChunk
+from caf_pipeline.encryption.opened_chunk import OpenedChunk
 from caf_pipeline.errors import IntegrityError, NoMatchingIdentity
 from caf_pipeline.formats import age
 from caf_pipeline.ledger.records import ChunkHeader

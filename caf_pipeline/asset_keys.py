@@ -6,7 +6,7 @@ from typing import Final
 
 from dagster import AssetCheckKey, AssetKey
 
-from caf_pipeline.defs.naming import asset_key
+from caf_pipeline.naming import asset_key
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from caf_pipeline.inventory.manifest import (
 )
 from caf_pipeline.inventory.objects import MAX_KEY_BYTES, SkipReason
 from caf_pipeline.ledger.records import Skip
-from caf_pipeline.store.protocol import ChunkReader, PostRecord
+from caf_pipeline.records import PostRecord
+from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.quantities import counted
 
 MANIFEST_BUFFER_BYTES: Final = 1 << 20

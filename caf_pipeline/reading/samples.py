@@ -11,9 +11,9 @@ from typing import Final
 
 from caf_pipeline.caf.archive import RangeSource
 from caf_pipeline.errors import CafError, IntegrityError, NotProven, StoreError
-from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.packing.chunk_reader import StagedSource
-from caf_pipeline.store.protocol import ChunkReader, Copy, PostRecord, Sample
+from caf_pipeline.reading.chunk_reader import StagedSource
+from caf_pipeline.records import Chunk, Copy, PostRecord, Sample
+from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.quantities import counted
 
 SAMPLE_COUNT: Final = 16

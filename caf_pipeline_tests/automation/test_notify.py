@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
+from caf_pipeline.automation.notify import send_mail
 from caf_pipeline.errors import AlertNotSent
-from caf_pipeline.system.notify import send_mail
 
 PASSWORD = "a-password-that-no-message-may-hold"
 

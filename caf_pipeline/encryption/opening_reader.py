@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import IntegrityError
 from caf_pipeline.ledger.records import ChunkHeader
+from caf_pipeline.records import Copy, PostRecord
 from caf_pipeline.settings import EncryptionSettings
-from caf_pipeline.store.protocol import ChunkReader, Copy, PostRecord
+from caf_pipeline.store.protocol import ChunkReader
 
 if TYPE_CHECKING:
     from caf_pipeline.encryption.identities import Identities, Identity
-    from caf_pipeline.encryption.opened import OpenedChunk
+    from caf_pipeline.encryption.opened_chunk import OpenedChunk
 
 MAX_CACHED: Final = 1024
 """Opened chunks in memory, of about 2 KB each."""
@@ -99,7 +100,7 @@ class OpeningReader:
                 return self._opened[root]
         opened = None
         if header := self._headers(root):
-            from caf_pipeline.encryption.opened import OpenedChunk  # noqa: PLC0415
+            from caf_pipeline.encryption.opened_chunk import OpenedChunk  # noqa: PLC0415
 
             opened = OpenedChunk.open(header, self.identities())
         with self._lock:

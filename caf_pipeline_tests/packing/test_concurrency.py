@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caf_pipeline.system.concurrency import (
+from caf_pipeline.packing.concurrency import (
     BAD_IN_A_ROW,
     MAX_HOLD,
     MINIMUM,

@@ -6,10 +6,19 @@ Source: proc(5), proc_pid_stat(5), namespaces(7).
 import multiprocessing
 import os
 import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from caf_pipeline.ledger.records import Holder
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The run that holds a lease. `process_started` guards its process against a reused pid."""
+
+    run: str
+    boot_id: str
+    pid: int
+    process_started: float
 
 
 @cache

@@ -1,0 +1,1 @@
+"""Reads the index, the manifest and samples of one chunk. `store` has its bytes."""
