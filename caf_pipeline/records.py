@@ -1,4 +1,4 @@
-"""What store and ledger share: chunks, posts, transactions, and the protocols between them.
+"""Records and protocols of store and ledger: chunks, posts, transactions, leases.
 
 Ends are exclusive; times are aware and in UTC.
 """

@@ -1,4 +1,4 @@
-"""What runs share: staging folders, orders, progress, chunks to launch, rows of dead runs."""
+"""Rows that runs share: staging folders, orders, progress, chunks to launch, and dead runs."""
 
 import secrets
 from collections import Counter, defaultdict

@@ -1,7 +1,9 @@
 """Sensors plan new objects and launch chunks with work, and launch nothing twice."""
 
+import contextlib
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -19,11 +21,13 @@ from caf_pipeline.dagster_host.dagster_private import (
     PartitionBackfill,
 )
 from caf_pipeline.errors import BucketMissing
+from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.naming import SOURCE_TAG
 from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus
+from caf_pipeline_tests.support.kills import KILLED, Fatal, Process, call
 from caf_pipeline_tests.support.new_objects_ticks import NewObjectsTicks
 from caf_pipeline_tests.support.pipeline_runs import (
     ARCHIVE,
@@ -495,6 +499,29 @@ def test_failures_before_unparking_do_not_park_again(pipeline, tick, monkeypatch
         fail_run(pipeline, chunk)
     assert tick("caf_launch_chunks")[0] == []
     assert pipeline.ledger.chunks.get(chunk).state is ChunkState.PARKED
+
+
+def test_a_chunk_whose_runs_are_killed_is_parked(pipeline, tick):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    leased = Fatal(call(HeldLease.__enter__), moment=2)
+    for number in range(pipeline.settings.runs.attempts):
+        requests, _, _ = tick("caf_launch_chunks")
+        assert [request.partition_key for request in requests] == [chunk]
+        packing = partial(_pack, pipeline.settings, chunk, f"run-{number}")
+        with Process(packing, fatal=leased) as process:
+            assert process.wait() == KILLED
+        (lease,) = pipeline.ledger.leases.list()
+        assert pipeline.ledger.leases.end(lease.name, lease.epoch)  # in place of its expiry
+    requests, why, _ = tick("caf_launch_chunks")
+    assert requests == []
+    assert "1 parked now" in why
+    assert pipeline.ledger.chunks.get(chunk).state is ChunkState.PARKED
+
+
+def _pack(settings, chunk, run, moments):
+    with contextlib.closing(wiring.open_run_context(settings, SOURCE, run=run)) as context:
+        chunk_steps.pack_chunk(context, chunk)
 
 
 def test_an_outage_parks_no_chunk(pipeline, monkeypatch, unruly_s3):
