@@ -266,7 +266,7 @@ def test_a_run_takes_a_corrected_prefix(caf, s3_server, new_bucket):
     assert caf("run", "src").status == 6
 
 
-def intend(caf: CommandLine, *, posted: bool) -> None:
+def intend(caf: CommandLine, *, posted: bool) -> str:
     """Plan and pack a chunk. Its run is killed after it wanted to post, or posted, the chunk."""
     with opened_context(caf) as context:
         (chunk,) = plan(context).chunks
@@ -277,20 +277,23 @@ def intend(caf: CommandLine, *, posted: bool) -> None:
             if posted:
                 to_store = chunk_steps.to_store(context, lease, ledger.chunks.get(chunk.name))
                 context.store.post(to_store, ledger.transactions(context.holder))
+        return chunk.name
 
 
 @pytest.mark.parametrize("posted", [False, True])
-def test_an_unposted_intention_leaves_the_name_usable(caf, s3_server, new_bucket, posted):
+@pytest.mark.parametrize("way", ["run src", "withdraw src", "withdraw CHUNK", "remove src --yes"])
+def test_an_unposted_intention_leaves_the_name_usable(caf, s3_server, new_bucket, way, posted):
     new_bucket.put("right/key", b"right" * 10_000)
-    intend(caf, posted=posted)
+    chunk = intend(caf, posted=posted)
     caf.settings(source_text(s3_server, new_bucket.name, prefix="right/"))
-    done = caf("run", "src")
+    done = caf(*way.replace("CHUNK", chunk).split())
     assert done.status == (6 if posted else 0), done.err
     if posted:
         caf.settings(source_text(s3_server, new_bucket.name))
         assert caf("run", "src").status == 0
         assert caf("get", "src", "key").out == b"body" * 10_000
     else:
+        assert caf("run", "src").status == 0
         assert caf("get", "src", "right/key").out == b"right" * 10_000
 
 

@@ -198,6 +198,7 @@ def test_no_look_up_finds_sealed_rows_before_they_are_located(ledger, tmp_path):
         [ChunkState.WITHDRAWN],
         [ChunkState.PARKED, ChunkState.WITHDRAWN],
         [ChunkState.PARKED, ChunkState.SEALED, ChunkState.PACKING],
+        [ChunkState.POSTING, ChunkState.ABANDONED],
     ],
     ids="-".join,
 )

@@ -186,6 +186,9 @@ def test_fewer_copies_than_required_make_a_chunk_damaged(context, store, name):
     assert {copy.provider for copy in context.ledger.replicas.list(name) if not copy.listed} == {
         "bert"
     }
+    store.unlisted = set()
+    again = prove_chunk(context, name)  # it is not repaired
+    assert (again.proven, again.chunk.state) == (False, ChunkState.DAMAGED)
 
 
 @pytest.mark.thorough

@@ -88,6 +88,7 @@ def test_empty_ledger_beside_full_store_plans_nothing_and_gives_remedies(emptied
     assert "src --new-archive" in refused.value.hint
     assert context.ledger.chunks.list() == []
     assert context.ledger.chunks.account("src").claimed_objects == 0
+    assert [*context.plans().iterdir()]  # of the lost ledger; a rebuild refers to them
 
 
 def test_a_refusal_names_the_archives_with_chunks_and_dates(emptied, archived):

@@ -1,7 +1,6 @@
 """Plans of a source: several of one inventory, and objects that wait for the next plan."""
 
 import os
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -15,12 +14,13 @@ from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip
+from caf_pipeline.maintenance import rebuild
 from caf_pipeline.retrieval.listing import count_not_archived
 from caf_pipeline.retrieval.reader import not_located
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
-from caf_pipeline.system.folder_lock import writing_into
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
 from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
@@ -442,9 +442,8 @@ def test_a_plan_removes_temporary_files_of_killed_processes(run_context):
     kept = [context.staging() / f"src-00000000-00001{end}" for end in (".1.journal", ".caf")]
     for path in (*temporary, *kept):
         path.touch()
-    with ExitStack() as writers:
-        for path in temporary:
-            writers.enter_context(writing_into(path.parent))
+    query = Query(context.inventories() / "any", DEFAULT_BUDGET, functions={}, macros=[])
+    with query, planning.temporary_folder(context), rebuild._spool(context, encrypted=False):
         planning.remove_temporary(context)
         assert all(path.exists() for path in temporary)
     planning.cut_plan(context, snapshot)
