@@ -210,10 +210,11 @@ class Waits:
             self._work = replace(self._work, sent_bytes=self._work.sent_bytes + size_bytes)
 
     def close(self) -> None:
-        """Record that the run has ended."""
-        with self._lock:
-            self._work = Work()
-        self._record_work()
+        """Record that the run has ended, and nothing afterwards."""
+        with self._recording:
+            if self._record and not self._recorded.is_empty:
+                self._record(Work())
+            self._record = None
 
     @contextmanager
     def lease(self, name: str, run: str) -> Iterator[None]:
@@ -242,9 +243,9 @@ class Waits:
                     listener(due)
 
     def _record_work(self, *, again: bool = False) -> None:
-        if self._record is None:
-            return
-        with self._recording:  # work that is recorded after `close` would stay
+        with self._recording:
+            if self._record is None:
+                return
             with self._lock:
                 work = replace(self._work, waits=self._reported)
             if work.is_empty:

@@ -105,3 +105,23 @@ def test_work_is_recorded_again_until_it_succeeds():
         assert done.wait(PATIENCE_SECONDS)
     waits.close()
     assert records == [*[Work("src-1-1", 1, 1000, 300, 50)] * 2, Work()]
+
+
+def test_nothing_is_recorded_after_the_end(monkeypatch):
+    monkeypatch.setattr("caf_pipeline.waits._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("caf_pipeline.waits.RECORD_SECONDS", 0.0)
+    records, begun = [], threading.Event()
+
+    def record(work):
+        records.append(work)
+        begun.set()
+        return True
+
+    waits = Waits(record=record)
+    with waits.waiting("rain", ends_by="June ends it"):  # as a thread that hangs
+        assert begun.wait(PATIENCE_SECONDS)
+        waits.close()
+    waits.packed(1, 700)
+    with waits.on("src-1-1"):
+        waits._record_work(again=True)
+    assert [work.is_empty for work in records] == [False, True]
