@@ -41,7 +41,7 @@ from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.ledger.sql_files import make_tables
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.ledger_rows import SOURCE, bring_to, plan_record, register_plan

@@ -28,7 +28,7 @@ from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.ledger.sql_files import make_tables
 from caf_pipeline.naming import ALERT_SENSOR, LAUNCH_SENSOR, partitions_name
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import Settings, load_settings

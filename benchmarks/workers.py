@@ -27,7 +27,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.ledger.sql_files import make_tables
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.support.ledger_rows import bring_to, register
 

@@ -17,7 +17,7 @@ from psycopg.rows import namedtuple_row
 
 from caf_pipeline.ledger.database import database_of
 from caf_pipeline.ledger.embedded import embedded_server
-from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.ledger.sql_files import make_tables
 from caf_pipeline.settings import Settings
 
 _OPENING: Final = """\

@@ -27,7 +27,7 @@ from caf_pipeline.inventory.plan import OBJECTS_FILE
 from caf_pipeline.inventory.plan_statistics import SizeStep, histogram_svg
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot
 from caf_pipeline.ledger.records import SourceAccount, SourceProgress
-from caf_pipeline.ledger.schema_files import column_comments
+from caf_pipeline.ledger.sql_files import column_comments
 from caf_pipeline.ledger.tables import FILE_LOCATIONS
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport

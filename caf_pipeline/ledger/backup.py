@@ -34,12 +34,12 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
-from caf_pipeline.ledger.engine import query
-from caf_pipeline.ledger.schema_files import (
+from caf_pipeline.ledger.sql_files import (
     APPLIED,
     MAKE_APPLIED,
     SchemaFile,
     made_by,
+    query,
     schema_files,
 )
 from caf_pipeline.ledger.tables import PACKING_SECRETS

@@ -26,7 +26,7 @@ from caf_pipeline.ledger.claims import (
     same_object,
     withdraw_claims,
 )
-from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, query
+from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.moves import (
     as_jsonb,
     chunk_row,
@@ -36,6 +36,7 @@ from caf_pipeline.ledger.moves import (
 )
 from caf_pipeline.ledger.parts import follow_move, record_part
 from caf_pipeline.ledger.records import CopyCheck, SealRecord, Skip
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.stores import forget_full_read, record_check, require_right_copy, unlist
 from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES, CLAIMS, SKIPPED_OBJECTS
 from caf_pipeline.ledger.transactions import before_move, end_waiting, require_no_post

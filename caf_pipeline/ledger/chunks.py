@@ -26,8 +26,9 @@ from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.current_content import content
-from caf_pipeline.ledger.engine import LedgerPart, query
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import ArchiveRate, SourceAccount, WaitingObjects
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CHUNK_COPIES,

@@ -46,8 +46,9 @@ from caf_pipeline.ledger.arrow import (
     header_set_batches,
     location_batches,
 )
-from caf_pipeline.ledger.engine import LedgerPart, driver_connection, query
+from caf_pipeline.ledger.engine import LedgerPart, driver_connection
 from caf_pipeline.ledger.records import ReadFailures, Skip
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CLAIMS,

@@ -20,8 +20,9 @@ from caf_pipeline.inventory.objects import (
     rewritten_version,
 )
 from caf_pipeline.ledger.claims import copy_rows
-from caf_pipeline.ledger.engine import LedgerPart, query
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import Content, InventoryRecord, LocatedVersion, recorded_key
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import INVENTORIES
 from caf_pipeline.ledger.views import LAST_WHOLE_INVENTORIES
 

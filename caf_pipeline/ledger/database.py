@@ -23,7 +23,7 @@ from caf_pipeline.errors import (
     interrupt_behind,
 )
 from caf_pipeline.ledger.embedded import PORT, SUPERUSER, EmbeddedServer, embedded_server
-from caf_pipeline.ledger.schema_files import is_current, make_tables
+from caf_pipeline.ledger.sql_files import is_current, make_tables
 from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits

@@ -9,8 +9,6 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cache
-from pathlib import Path
 from typing import Any, Final, cast
 
 import psycopg
@@ -189,12 +187,3 @@ def source_id_of(connection: Connection, source: str, *, lock: Lock | None = Non
             f"the ledger has no source '{source}'", hint="take an inventory of it first"
         )
     return int(source_id)
-
-
-_FOLDER: Final = Path(__file__).with_name("queries")
-
-
-@cache
-def query(name: str) -> str:
-    """Return the statement of `queries/<name>.sql`."""
-    return (_FOLDER / f"{name}.sql").read_text("utf-8")

@@ -16,7 +16,8 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.ledger.arrow import open_kept, write_export
-from caf_pipeline.ledger.engine import LedgerPart, driver_connection, query, source_id_of
+from caf_pipeline.ledger.engine import LedgerPart, driver_connection, source_id_of
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import FILE_LOCATIONS
 from caf_pipeline.ledger.views import CHUNKS
 

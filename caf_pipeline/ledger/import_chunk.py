@@ -41,10 +41,11 @@ from caf_pipeline.ledger.claims import (
     same_object,
     write_locations,
 )
-from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, Lock, query
+from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, Lock
 from caf_pipeline.ledger.moves import as_jsonb, require_state
 from caf_pipeline.ledger.parts import follow_move, has_part, import_part, record_part
 from caf_pipeline.ledger.records import RemoteChunk, Skip
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.stores import forget_full_read, record_verified
 from caf_pipeline.ledger.tables import (
     CAF_FILES,

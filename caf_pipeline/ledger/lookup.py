@@ -26,7 +26,6 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import can_be_stored, is_supported
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.engine import query
 from caf_pipeline.ledger.records import (
     ChunkHeader,
     Currency,
@@ -36,6 +35,7 @@ from caf_pipeline.ledger.records import (
     NotArchived,
     require_zone,
 )
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.records import PostRecord, ProviderRecord
 from caf_pipeline.waits import Waits
 

@@ -25,8 +25,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from caf_pipeline.inventory.objects import is_supported
-from caf_pipeline.ledger.engine import LedgerPart, query
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import MessageSetApart
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import (
     MESSAGES_SET_APART,
     NOTICED_KEYS,

@@ -32,7 +32,7 @@ from caf_pipeline.inventory.manifest import PartLocation
 from caf_pipeline.inventory.objects import is_rewritten
 from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.ledger.claims import copy_rows, withdraw_claims
-from caf_pipeline.ledger.engine import query
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import CLAIMS, METADATA, OBJECT_PARTS, SKIPPED_OBJECTS
 from caf_pipeline.ledger.views import OBJECTS_IN_PARTS
 

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, GOOD, MAY_BE_PENDING, ChunkState
 from caf_pipeline.errors import CafError, StagingError, UsageError
 from caf_pipeline.ledger.claims import end_claims, forget_pending
-from caf_pipeline.ledger.engine import LedgerPart, query
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.moves import guarded, require_state
 from caf_pipeline.ledger.records import (
     ChunkRows,
@@ -26,6 +26,7 @@ from caf_pipeline.ledger.records import (
     SourceProgress,
     chunk_lease,
 )
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     FILE_LOCATIONS,

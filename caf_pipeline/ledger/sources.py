@@ -31,7 +31,7 @@ from caf_pipeline.errors import HeldByOther, IllegalMove, LedgerError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.claims import copy_claims, copy_rows, refuse_located
-from caf_pipeline.ledger.engine import LedgerPart, Lock, query, source_id_of
+from caf_pipeline.ledger.engine import LedgerPart, Lock, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
 from caf_pipeline.ledger.parts import register_parts
 from caf_pipeline.ledger.records import (
@@ -42,6 +42,7 @@ from caf_pipeline.ledger.records import (
     chunk_lease,
     plan_lease,
 )
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CHUNK_COPIES,

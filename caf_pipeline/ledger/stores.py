@@ -31,9 +31,10 @@ from sqlalchemy.dialects.postgresql import ARRAY, Insert, insert
 
 from caf_pipeline.chunk_state import GOOD, ChunkState
 from caf_pipeline.errors import IllegalMove
-from caf_pipeline.ledger.engine import LedgerPart, driver_connection, query
+from caf_pipeline.ledger.engine import LedgerPart, driver_connection
 from caf_pipeline.ledger.moves import move_row, require_state
 from caf_pipeline.ledger.records import WINDOWS_REQUIRED, CopyCheck, KnownCopy, LocatedCopies
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CHAIN_LISTINGS,

@@ -31,10 +31,11 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from caf_pipeline.chunk_state import MAY_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.inventory.manifest import ARCHIVE_ID
-from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, query
+from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.leases import HeldLease, lock_lease
 from caf_pipeline.ledger.moves import guarded
 from caf_pipeline.ledger.records import account_lease
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import (
     ARCHIVE_LOOKS,
     CAF_FILES,

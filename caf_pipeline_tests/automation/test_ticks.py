@@ -15,10 +15,10 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
 from caf_pipeline.ledger import runs
-from caf_pipeline.ledger.engine import query
 from caf_pipeline.ledger.lookup import ReadConnections
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 from caf_pipeline.ledger.runs import Progress
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories

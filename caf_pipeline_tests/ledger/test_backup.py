@@ -22,7 +22,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger import backup
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
-from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.ledger.sql_files import make_tables
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.support.ledger_rows import holder, register
 from caf_pipeline_tests.support.new_ledgers import rows_of
@@ -319,7 +319,7 @@ import sys
 from caf_pipeline.ledger import backup
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
-from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.ledger.sql_files import make_tables
 from caf_pipeline.waits import Waits
 from pathlib import Path
 database = Database(sys.argv[1])

@@ -23,8 +23,9 @@ from caf_pipeline.inventory.objects import (
 )
 from caf_pipeline.ledger.arrow import header_set_ids
 from caf_pipeline.ledger.claims import copy_location_batches
-from caf_pipeline.ledger.engine import LedgerEngine, query
+from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.ledger.sql_files import query
 from caf_pipeline_tests.support.ledger_rows import location_values, register
 
 ETAG = "00e1f2d3c4b5a69788796a5b4c3d2e1f"

@@ -8,7 +8,7 @@ import pytest
 from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import postgresql
 
-from caf_pipeline.ledger.schema_files import APPLIED
+from caf_pipeline.ledger.sql_files import APPLIED
 from caf_pipeline.ledger.tables import METADATA
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -18,7 +18,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.ledger.sql_files import make_tables
 from caf_pipeline_tests.support.free_ports import free_port
 
 _LOOKS = 400

@@ -16,7 +16,7 @@ from psycopg.rows import namedtuple_row
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.ledger.sql_files import make_tables
 from caf_pipeline.settings import Settings
 
 _TEMPLATE = "caf_template"

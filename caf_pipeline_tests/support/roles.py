@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from caf_pipeline.ledger.schema_files import sql_folder
+from caf_pipeline.ledger.sql_files import sql_folder
 
 ROLES = ("caf_reader", "caf_worker", "caf_verifier")
 

@@ -11,8 +11,8 @@ import pytest
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.ledger import database as database_module
-from caf_pipeline.ledger import schema_files
-from caf_pipeline.ledger.schema_files import make_tables, sql_folder
+from caf_pipeline.ledger import sql_files as schema_files
+from caf_pipeline.ledger.sql_files import make_tables, sql_folder
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import Waits
 from caf_pipeline.wiring import open_ledger
@@ -20,7 +20,7 @@ from caf_pipeline.wiring import open_ledger
 MAKE = """
 import sys, psycopg
 from pathlib import Path
-from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.ledger.sql_files import make_tables
 print(make_tables(psycopg.connect(sys.argv[1], autocommit=True), Path(sys.argv[2])))
 """
 

@@ -1,5 +1,6 @@
-"""Creates the ledger's tables: runs each file of `sql/` once, in the order of their names.
+"""Creates the tables of the ledger from `sql/`, and reads the statements of `queries/`.
 
+Each file of `sql/` runs once, in the order of their names.
 The ledger records each file's SHA-256; a ledger made by other files is refused. All missing files
 and their lock are one transaction: a killed process leaves nothing, and a transaction-pooling
 pgbouncer may be in between.
@@ -9,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,3 +138,12 @@ def _missing(
             hint=hint,
         )
     return [file for file in files if file.name not in applied]
+
+
+_QUERIES: Final = Path(__file__).with_name("queries")
+
+
+@cache
+def query(name: str) -> str:
+    """Return the statement of `queries/<name>.sql`."""
+    return (_QUERIES / f"{name}.sql").read_text("utf-8")
