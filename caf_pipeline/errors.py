@@ -109,9 +109,11 @@ def interrupt_behind(error: BaseException | None) -> BaseException | None:
 
     A driver that is interrupted in a statement raises a different error when it is closed.
     """
-    while isinstance(error, Exception):
+    seen = set[int]()  # an error that was raised again may be behind itself
+    while isinstance(error, Exception) and id(error) not in seen:
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
-    return error
+    return None if isinstance(error, Exception) else error
 
 
 def exit_texts() -> dict[int, str]:

@@ -1,8 +1,8 @@
-"""Messages of errors."""
+"""Messages of errors, and what is behind them."""
 
 import pytest
 
-from caf_pipeline.errors import SettingsError, with_hint
+from caf_pipeline.errors import SettingsError, interrupt_behind, with_hint
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,9 @@ from caf_pipeline.errors import SettingsError, with_hint
 )
 def test_error_and_hint_are_joined(error, sentence):
     assert with_hint(error) == sentence
+
+
+def test_an_error_behind_itself_has_no_interrupt_behind_it():
+    first, second = ValueError(), ValueError()
+    first.__cause__, second.__context__ = second, first
+    assert interrupt_behind(first) is None

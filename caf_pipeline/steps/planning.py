@@ -561,7 +561,12 @@ def _remove_unregistered(context: RunContext) -> None:
 
 def remove_temporary(context: RunContext) -> None:
     """Remove temporary files of killed processes from folders into which none writes now."""
-    for folder in (context.inventories(), context.plans(), context.staging()):
+    staging = context.settings.staging_folder
+    for folder in (
+        context.inventories(),
+        context.plans(),
+        *([staging] if staging.is_dir() else []),
+    ):
         with alone_in(folder) as is_alone:
             for path in folder.iterdir() if is_alone else ():
                 if TEMPORARY.fullmatch(path.name):
