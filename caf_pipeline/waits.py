@@ -263,7 +263,8 @@ class Waits:
         while True:
             time.sleep(_POLL_SECONDS)
             with self._lock:
-                idle = 0 if self._open or self._chunks else idle + 1
+                is_busy = bool(self._open or self._chunks)
+                idle = 0 if is_busy else idle + 1
                 if idle > _IDLE_POLLS:
                     self._polling = False
                     return
@@ -272,7 +273,9 @@ class Waits:
             self._report(again=again)
             if again:
                 reported_at = now
-            if again or now - recorded_at >= RECORD_SECONDS:
+            # Between chunks the ledger may be closed already.
+            is_due = is_busy or bool(self._recorded.waits)
+            if is_due and (again or now - recorded_at >= RECORD_SECONDS):
                 self._record_work(again=again)
                 recorded_at = now
 
