@@ -78,7 +78,7 @@ class CafError(Exception):
 
     Attributes:
         exit_code: Exit status of the command.
-        exit_text: What the status means, in help and docs.
+        exit_text: The meaning of the status, in help and docs.
         permanent: False if the same call may succeed later without any change.
         hint: What the user can do, in one sentence, or "".
     """
@@ -109,9 +109,9 @@ def interrupt_behind(error: BaseException | None) -> BaseException | None:
 
     A driver that is interrupted in a statement raises a different error when it is closed.
     """
-    seen = set[int]()  # an error that was raised again may be behind itself
-    while isinstance(error, Exception) and id(error) not in seen:
-        seen.add(id(error))
+    passed = set[int]()  # an error that was raised again may be behind itself
+    while isinstance(error, Exception) and id(error) not in passed:
+        passed.add(id(error))
         error = error.__cause__ or error.__context__
     return None if isinstance(error, Exception) else error
 

@@ -252,7 +252,7 @@ class Chunk:
 
     @property
     def was_read_back(self) -> bool:
-        """Whether all bytes came back, and were opened if the chunk is encrypted."""
+        """True if all bytes came back, and were opened if the chunk is encrypted."""
         return self.read_back_at is not None and (not self.encrypted or bool(self.opened_with))
 
     @property

@@ -273,7 +273,7 @@ class Waits:
             self._report(again=again)
             if again:
                 reported_at = now
-            # Between chunks the ledger may be closed already.
+            # The ledger may be closed when no chunk is under way and nothing waits.
             is_due = is_busy or bool(self._recorded.waits)
             if is_due and (again or now - recorded_at >= RECORD_SECONDS):
                 self._record_work(again=again)

@@ -83,11 +83,11 @@ def doctor(  # noqa: PLR0917 - the command line's options
     r"""Find what crashes left, and repair it.
 
     Finds leases of dead runs, unneeded files and reservations in staging, unsettled transactions,
-    and half copies in a folder store. It also finds unknown chunks on Jackal, rows
-    without a chunk, located chunks that the chain no longer lists, chunks that no run continues,
-    and stray partitions in Dagster. In your own Dagster project it also names settings of the
-    instance that would help. After `caf backup --restore --unverified`, it decides whether the
-    ledger fits the store.
+    and half copies in a folder store. It also finds unknown chunks on Jackal, rows without a chunk,
+    and located chunks that the chain no longer lists. It finds chunks that no run continues, and
+    stray partitions in Dagster. In your own Dagster project it also names settings of the instance
+    that would help. After `caf backup --restore --unverified`, it decides whether the ledger fits
+    the store.
 
     Run it at any time: it changes nothing that a live run holds, pays nothing, deletes nothing on
     Jackal, and does not ask S3. It ignores files of other wallets with this archive's note; `caf

@@ -54,8 +54,8 @@ def status(
     {"source": …} and {"chunk": …}.
 
     --watch shows located chunks, bytes and objects, what live runs have packed and sent, the rate,
-    and the remaining time. The rate covers the last hour, and needs two located chunks. Without a
-    terminal, each update prints a line, or a JSON object, for each source.
+    and the remaining time. The rate covers the last hour, and needs two located chunks. Each update
+    prints a line for each source if there is no terminal, or a JSON object with --json.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What stores have: copies of chunks, providers, space and coins, the folder, and passes.
+"""Rows about stores: copies of chunks, providers, space and coins, the folder, and passes.
 
 Functions run in the caller's transaction, which has locked the chunk's row.
 """

@@ -1,4 +1,4 @@
-"""What recurs in the commands: missing things, servers that are away, and wrong arguments."""
+"""Commands fail alike if things are missing, servers are away, or arguments are wrong."""
 
 import json
 import shlex

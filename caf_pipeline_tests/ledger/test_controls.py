@@ -1,4 +1,4 @@
-"""What runs share: staging space, rates of providers, and orders of the operator."""
+"""Runs share staging space, rates of providers, and orders of the operator."""
 
 import contextlib
 from datetime import UTC
@@ -12,26 +12,26 @@ from caf_pipeline_tests.support.ledger_rows import bring_to, end, held, holder, 
 
 
 def test_reservations_of_all_chunks_together_stay_under_the_limit(ledger):
-    one, other = register(ledger, ["a"], ["b"])
+    chunk, other = register(ledger, ["a"], ["b"])
     with (
-        held(ledger, one) as first,
+        held(ledger, chunk) as first,
         held(ledger, other) as second,
     ):
-        ledger.staging.reserve(first, one, "/s", 60, 100)
-        ledger.staging.reserve(first, one, "/s", 70, 100)
+        ledger.staging.reserve(first, chunk, "/s", 60, 100)
+        ledger.staging.reserve(first, chunk, "/s", 70, 100)
         with pytest.raises(StagingError, match="70 of 100"):
             ledger.staging.reserve(second, other, "/s", 31, 100)
         ledger.staging.reserve(second, other, "/another", 31, 100)
         ledger.staging.reserve(second, other, "/s", 31, 0)
-        ledger.staging.release(one)
+        ledger.staging.release(chunk)
         ledger.staging.reserve(second, other, "/s", 100, 100)
 
 
 def test_a_chunk_that_is_done_holds_no_staging(ledger):
-    one, other = register(ledger, ["a"], ["b"])
-    with held(ledger, one) as lease:
-        ledger.staging.reserve(lease, one, "/s", 100, 100)
-    end(ledger, one, ChunkState.WITHDRAWN)
+    chunk, other = register(ledger, ["a"], ["b"])
+    with held(ledger, chunk) as lease:
+        ledger.staging.reserve(lease, chunk, "/s", 100, 100)
+    end(ledger, chunk, ChunkState.WITHDRAWN)
     with held(ledger, other) as lease:
         ledger.staging.reserve(lease, other, "/s", 100, 100)
 

@@ -78,9 +78,9 @@ def test_no_bare_move_makes_a_chunk_located(ledger):
 
 
 def test_the_lease_of_another_chunk_moves_nothing(ledger):
-    one, two = register(ledger, ["a"], ["b"])
-    with held(ledger, one) as lease, pytest.raises(LeaseLost):
-        ledger.moves.move(lease, two, ChunkState.PLANNED, ChunkState.PACKING)
+    first, second = register(ledger, ["a"], ["b"])
+    with held(ledger, first) as lease, pytest.raises(LeaseLost):
+        ledger.moves.move(lease, second, ChunkState.PLANNED, ChunkState.PACKING)
 
 
 def test_a_seal_keeps_its_facts(ledger):

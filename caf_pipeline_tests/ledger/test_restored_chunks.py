@@ -84,8 +84,8 @@ def test_restored_chunks_share_a_plan_and_give_its_hash(ledger):
         ledger, replace(restored(2, ["b"]), plan_sha256=b"h" * 32), batches([location("b")]), []
     )
     restore(ledger, restored(3, ["c"]), batches([location("c")]), [])
-    found = ledger.plans.find(b"h" * 32)
-    assert (found.object_count, found.object_bytes) == (3, 30)
+    plan = ledger.plans.find(b"h" * 32)
+    assert (plan.object_count, plan.object_bytes) == (3, 30)
     with pytest.raises(IntegrityError):
         restore(
             ledger, replace(restored(4, ["d"]), plan_sha256=b"i" * 32), batches([location("d")]), []

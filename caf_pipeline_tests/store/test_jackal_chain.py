@@ -686,8 +686,8 @@ def test_one_lying_node_changes_no_confirmed_time(open_chain, nodes, liar, name,
     right = PLAN_TIMES[name]
     times = [lie if number == liar else right for number in range(3)]
     with ScriptedLcd() as third:
-        found = confirmed(open_chain, [*nodes, third], name, times)
-    assert found == datetime.fromisoformat(right)
+        time = confirmed(open_chain, [*nodes, third], name, times)
+    assert time == datetime.fromisoformat(right)
 
 
 @pytest.mark.parametrize("name", ["start", "end"])

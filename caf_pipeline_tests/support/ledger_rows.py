@@ -219,7 +219,7 @@ def seal(
 ) -> None:
     """Seal a chunk with these rows, or with its claims without skipped and released objects."""
     if rows is None:
-        excluded = {one.key for one in skips} | {key for key, _ in released}
+        excluded = {skip.key for skip in skips} | {key for key, _ in released}
         rows = [row for row in claimed(ledger, chunk) if row.key not in excluded]
     facts = facts or seal_facts(len(rows), len(skips), len(released))
     ledger.moves.seal(lease, chunk, facts, skips, released, rows=lambda: batches(rows, headers))
