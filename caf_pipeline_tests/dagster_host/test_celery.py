@@ -135,7 +135,7 @@ def test_a_lost_workers_run_is_retried_and_paid_once(world, environment, databas
                 return {
                     item.holder.run
                     for item in context.ledger.progress.live()
-                    if any(wait.chunk for wait in item.work.waits)
+                    if any(wait.chunk and "a test" in wait.what for wait in item.work.waits)
                 }
 
         wait_for(lambda: len(waiting()) == 2)
