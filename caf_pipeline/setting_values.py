@@ -80,8 +80,8 @@ def is_source_name(name: str) -> bool:
 def _source_name(name: str) -> str:
     if not is_source_name(name):
         raise ValueError(
-            f"a source's name has at most {MAX_SOURCE_NAME} of a-z, 0-9 and '-', no '-' at either "
-            "end"
+            f"must be a source's name: at most {MAX_SOURCE_NAME} of a-z, 0-9 and '-', no '-' at "
+            "either end"
         )
     return name
 
@@ -113,6 +113,8 @@ def _prefix(text: str) -> str:
 def _pattern(text: str) -> str:
     if not 0 < len(text) <= MAX_KEY_BYTES:
         raise ValueError(f"must have 1 to {MAX_KEY_BYTES:,} characters")
+    if "[" in text:  # a set of characters in other programs, and a plain character in some
+        raise ValueError("must have '?' in place of '[': only '*' and '?' stand for others")
     return text
 
 
@@ -319,6 +321,14 @@ def _mnemonic_file(value: object) -> object:
     return _path(value)
 
 
+def _switch(value: object) -> object:
+    """Variables have text; "yes" and "1" are typing errors in a switch that pays."""
+    is_text = isinstance(value, str) and value.lower() in ("true", "false")
+    if not (isinstance(value, bool) or is_text):
+        raise PydanticKnownError("bool_type")
+    return value
+
+
 def _no_truth_value(value: object) -> object:
     """Python treats true and false as 1 and 0."""
     if isinstance(value, bool):
@@ -364,6 +374,7 @@ Command = Annotated[str, AfterValidator(_command)]
 WorkerKey = Annotated[SecretStr | None, AfterValidator(_worker_key)]
 FilePath = Annotated[Path, BeforeValidator(_path)]
 MnemonicFile = Annotated[Path, BeforeValidator(_mnemonic_file)]
+Switch = Annotated[bool, BeforeValidator(_switch)]
 Whole = Annotated[int, BeforeValidator(_no_truth_value)]
 Number = Annotated[float, BeforeValidator(_no_truth_value), Field(allow_inf_nan=False)]
 Size = Annotated[ByteSize, BeforeValidator(_no_truth_value)]

@@ -53,6 +53,7 @@ from caf_pipeline.setting_values import (
     Size,
     SourceName,
     StorageClass,
+    Switch,
     WebhookUrl,
     Whole,
     WorkerKey,
@@ -143,12 +144,12 @@ class SourceSettings(_Section):
     endpoint_url: Endpoint = ""
     region: RegionName = ""
     profile: str = ""
-    path_style: bool | None = None
-    anonymous: bool = False
-    requester_pays: bool = False
+    path_style: Switch | None = None
+    anonymous: Switch = False
+    requester_pays: Switch = False
     access_key_id: Key = None
     secret_access_key: Key = None
-    public: bool = False
+    public: Switch = False
     recipients: Recipients = ()
     target_size: Size = Field(default=ByteSize(30 * GIB), ge=4096, le=32 * GIB)
     min_chunk_size: Size = Field(default=ByteSize(0), ge=0, le=32 * GIB)
@@ -156,7 +157,7 @@ class SourceSettings(_Section):
     get_price: Number | None = Field(default=None, ge=0, le=1_000_000)
     egress_price: Number | None = Field(default=None, ge=0, le=1_000_000)
     owner: OwnerName = "team:archive"
-    automatic: bool = False
+    automatic: Switch = False
     watch_interval_seconds: Whole = Field(default=300, ge=0, le=366 * DAY)
     watch_pages: Whole = Field(default=1, ge=1, le=1000)
     listing_threads: Whole = Field(default=8, ge=1, le=64)
@@ -255,7 +256,7 @@ class PackingSettings(_Section):
     max_requests: Whole = Field(default=256, ge=1, le=256)
     part_size: Size = Field(default=ByteSize(8 * MIB), ge=64 * 1024, le=TIB)
     request_attempts: Whole = Field(default=6, ge=1, le=1000)
-    compare_checksums: bool = True
+    compare_checksums: Switch = True
     unreadable_after: Whole = Field(default=3, ge=1, le=1000)
     staging_limit: Size = Field(default=ByteSize(0), ge=0, le=1024 * TIB)
 
@@ -326,7 +327,7 @@ class JackalSettings(_Section):
     warn_days: Whole = Field(default=30, ge=0, le=3660)
     keep_staged_windows: Whole = Field(default=2, ge=0, le=1_000_000)
     prove_per_run: Whole = Field(default=100, ge=1, le=1_000_000)
-    allow_private_addresses: bool = False
+    allow_private_addresses: Switch = False
 
     @model_validator(mode="after")
     def _required_within_copies(self) -> "JackalSettings":

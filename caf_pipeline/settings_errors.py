@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from caf_pipeline.errors import SettingsError
@@ -136,6 +136,22 @@ def mistyped_variable(
                 hint=f"rename it, or unset it; {DOCUMENTATION}",
             )
     return None
+
+
+def check_option(option: str, kind: Any, value: str) -> None:  # noqa: ANN401 - a setting's type
+    """Refuse an option whose value its setting refuses.
+
+    Raises:
+        SettingsError: It names the option and the rule.
+    """
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        (detail, *_) = error.errors(include_url=False)
+        shown = _shown(value)
+        raise SettingsError(
+            f"{option} is {shown}, but {_must(detail)}" if shown else f"{option} {_must(detail)}"
+        ) from None
 
 
 # --- one problem

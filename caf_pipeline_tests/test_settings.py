@@ -98,7 +98,12 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
             '[packing]\nwindow_size = "64 MoB"',
             "window_size is '64 MoB', but must be a size such as",
         ),
-        ('[packing]\ncompare_checksums = "perhaps"', "but must be true or false"),
+        *(
+            (f"{SOURCE_TEXT}automatic = {value}", "but must be true or false")
+            for value in ('"yes"', '"on"', '"1"', "1", '""')
+        ),
+        (f'{SOURCE_TEXT}include = ["["]', "must have '?' in place of '['"),
+        (f'{SOURCE_TEXT}exclude = ["a", "[0-9]*"]', "must have '?' in place of '['"),
         ("[jackal]\ngas_price = nan", "gas_price is nan, but must be less than or equal to"),
         (
             "[jackal]\nwarn_days = 100000000000",
@@ -289,7 +294,7 @@ def test_owners_are_valid_if_dagster_accepts_them(owner):
         ),
         (
             {"CAF_SOURCES__MY_SOURCE__BUCKET": "b"},
-            "CAF_SOURCES__MY_SOURCE__BUCKET: sources.my_source: a source's name has",
+            "CAF_SOURCES__MY_SOURCE__BUCKET: sources.my_source: must be a source's name",
         ),
         (
             {"CAF_SOURCES__ONE__OWNER": "me"},

@@ -14,7 +14,16 @@ from caf_pipeline.cli.wallet import WALLET_FILE, write_wallet
 from caf_pipeline.encryption.identities import Identity
 from caf_pipeline.errors import UsageError
 from caf_pipeline.formats import age
+from caf_pipeline.setting_values import (
+    BucketName,
+    Endpoint,
+    KeyPrefix,
+    MnemonicFile,
+    Recipient,
+    SourceName,
+)
 from caf_pipeline.settings import CONFIG_VARIABLE, DEFAULT_CONFIG, load_settings
+from caf_pipeline.settings_errors import check_option
 from caf_pipeline.settings_file import first_settings, source_name
 from caf_pipeline.system.atomic_files import sync_file, sync_folder
 
@@ -97,8 +106,18 @@ def init(
     if identity and os.path.lexists(identity_path):
         raise UsageError(f"{identity_path} exists.", hint="Give its recipient by --recipient.")
     recipients = [str(identity.recipient)] if identity else recipient or []
+    source = source or source_name(bucket)
+    for option, kind, value in (
+        ("--source", SourceName, source),
+        ("--bucket", BucketName, bucket),
+        ("--prefix", KeyPrefix, prefix),
+        ("--endpoint-url", Endpoint, endpoint_url),
+        *(("--recipient", Recipient, key) for key in recipients),
+        *([("--mnemonic-file", MnemonicFile, mnemonic_file)] if mnemonic_file else []),
+    ):
+        check_option(option, kind, value)
     text = first_settings(
-        source or source_name(bucket),
+        source,
         bucket,
         prefix=prefix,
         endpoint_url=endpoint_url,
@@ -108,7 +127,7 @@ def init(
         mnemonic_file=WALLET_FILE if makes_wallet else mnemonic_file,
     )
     made, address = _write(path, text, identity, makes_wallet=makes_wallet)
-    _say_what_is_next(source or source_name(bucket), store, made, address)
+    _say_what_is_next(source, store, made, address)
 
 
 def _write(
