@@ -32,7 +32,7 @@ from caf_pipeline_tests.support.ticks import evaluate_tick
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-IMAGE = "registry.example/caf-pipeline:0.4.0"
+IMAGE = "registry.example/caf-pipeline:0.5.0.dev0"
 ARCHIVE = "caf_archive_my_source"
 VERSIONS = ("1.27", "1.37")
 
