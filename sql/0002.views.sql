@@ -138,6 +138,20 @@ WHERE EXISTS (
     WHERE archived.source_id = claims.source_id AND archived.file_path = claims.file_path
         AND archived.last_modified < claims.last_modified AND chunks.state IN ('located', 'damaged'));
 
+-- Claims, with the name and state of a chunk that still has work to do. The chunk of a claim holds the
+-- first part of an object in parts, and may be located before the other parts are. A parked chunk
+-- comes first: it needs an operator.
+CREATE VIEW claims_under_way AS
+SELECT claims.*, under_way.name, under_way.state
+FROM claims LEFT JOIN object_parts AS own USING (caf_file_id)
+CROSS JOIN LATERAL (
+    SELECT name, state FROM chunks WHERE chunks.caf_file_id = ANY (ARRAY(
+        SELECT claims.caf_file_id UNION
+        SELECT caf_file_id FROM object_parts AS parts WHERE parts.plan_id = own.plan_id AND parts.file_path = own.file_path
+            AND parts.version_id = own.version_id AND parts.etag = own.etag AND parts.object_bytes = own.object_bytes
+            AND parts.rewritten_at = own.rewritten_at))
+    ORDER BY state IN ('located', 'damaged'), state <> 'parked', caf_file_id LIMIT 1) AS under_way;
+
 -- Returns the rows of keys, at the moment of the statement. A function, since its statements are
 -- planned once for a connection, even behind a pooler; planning takes longer than answering. A skip
 -- that a whole inventory ended, since it does not list the object, is history.
@@ -193,7 +207,7 @@ BEGIN
                     FROM current_exceptions WHERE source_id = own AND file_path = ANY (keys) ORDER BY file_path, stated_at DESC)
                 UNION ALL
                 SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, name, state, NULL
-                    FROM claims JOIN chunks USING (caf_file_id) WHERE claims.source_id = own AND file_path = ANY (keys)
+                    FROM claims_under_way WHERE source_id = own AND file_path = ANY (keys)
                 UNION ALL
                 SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, NULL, reason, NULL
                     FROM skipped_objects WHERE source_id = own AND file_path = ANY (keys)

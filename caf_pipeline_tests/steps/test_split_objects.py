@@ -6,6 +6,7 @@ import random
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from importlib.util import find_spec
 
 import pyarrow.parquet as pq
@@ -28,13 +29,13 @@ from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.log_search import LogSearch, Period
-from caf_pipeline.retrieval.reader import fetch, save
+from caf_pipeline.retrieval.reader import fetch, not_located, save
 from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.support import steady_source
+from caf_pipeline_tests.support import memory_source, steady_source
 from caf_pipeline_tests.support.clp_packing import packed
 from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.encrypted_staging import packing_secrets, private_settings
@@ -555,10 +556,29 @@ def test_chunk_with_other_part_than_planned_is_not_sealed(context):
     assert context.ledger.chunks.get(first).state is ChunkState.PACKING
 
 
-def test_a_missing_object_is_named_as_not_archived(context):
+@pytest.mark.thorough
+def test_split_object_under_way_names_a_chunk_with_work(context, source, monkeypatch):
+    source.bodies["huge"] = b"older"
+    archive_everything(context)
+    source.bodies["huge"] = HUGE
+    monkeypatch.setattr(memory_source, "MOMENT", memory_source.MOMENT + timedelta(hours=1))
     plan(context)
-    with pytest.raises(NotLocated):
-        fetch(context.ledger.lookup, context.store, "src", "huge")
+    first, second, *_, last = parts_of(context)
+    lookup = context.ledger.lookup
+
+    def under_way():
+        (claim,) = lookup.not_archived("src", "huge")
+        currency = lookup.locate("src", "huge").currency
+        assert (currency.chunk, currency.state) == (claim.chunk, claim.state)
+        with pytest.raises(NotLocated, match=f"not archived yet: its chunk {claim.chunk}"):
+            raise not_located(lookup, "src", "huge")
+        return claim.chunk, claim.state
+
+    assert under_way() == (first, ChunkState.PLANNED)
+    archive_chunk(context, first)
+    assert under_way() == (second, ChunkState.PLANNED)
+    chunk_steps.park(context, last, "a test")
+    assert under_way() == (last, ChunkState.PARKED)
 
 
 @pytest.mark.thorough

@@ -4,8 +4,7 @@ WITH own AS (SELECT source_id FROM sources WHERE name = %(source)s)
 SELECT object_version, chunk, state, detail, retry_at, is_over FROM (
     SELECT object_version(version_id, etag, size_bytes, rewritten_at) AS object_version, name AS chunk, state,
         '' AS detail, NULL::timestamptz AS retry_at, false AS is_over, last_modified
-    FROM claims JOIN chunks USING (caf_file_id)
-    WHERE claims.source_id = (SELECT source_id FROM own) AND claims.file_path = %(key)s
+    FROM claims_under_way WHERE source_id = (SELECT source_id FROM own) AND file_path = %(key)s
     UNION ALL
     SELECT object_version(skipped.version_id, skipped.etag, skipped.size_bytes, skipped.rewritten_at), NULL, skipped.reason,
         skipped.detail, CASE WHEN isfinite(skipped.retry_at) THEN skipped.retry_at END,
