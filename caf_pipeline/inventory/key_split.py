@@ -4,6 +4,7 @@ No delimiter is assumed. A bad split costs one request. Listings start at text, 
 the order of UTF-8 bytes.
 """
 
+import re
 from collections.abc import Iterable
 from os.path import commonprefix
 from typing import Final
@@ -13,29 +14,40 @@ from caf_pipeline.inventory.objects import MAX_KEY_BYTES
 LAST: Final = "\U0010fffd"
 """Greater than nearly every character. Servers may refuse the two noncharacters after it."""
 
-# XML cannot contain these or control characters, and servers repeat the start of a listing in XML.
-_NOT_XML: Final = frozenset("\ufffe\uffff")
-_FIRST_ALLOWED: Final = "\x20"
+# Servers repeat the start of a listing in XML, which can contain few of these characters.
+_NOT_IN_STARTS: Final = re.compile("[\x00-\x1f\ufffe\uffff]")
 
 
 def text_of(key: bytes) -> str:
-    """Return a key up to its first byte that is not UTF-8."""
+    """Return a start for a listing, up to `key` and close to it.
+
+    It is cut before the first byte that is not UTF-8, and before the first character that XML
+    cannot contain.
+    """
     try:
-        return key.decode()
+        text = key.decode()
     except UnicodeDecodeError as error:
-        return key[: error.start].decode()
+        text = key[: error.start].decode()
+    refused = _NOT_IN_STARTS.search(text)
+    if not refused:
+        return text
+    before = text[: refused.start()]
+    if refused[0] < " ":  # few keys are between this start and the key
+        return before
+    start = before + "\ufffd" + LAST
+    return start if len(start.encode()) <= MAX_KEY_BYTES else before + "\ufffd"
 
 
 def just_before(key: bytes) -> bytes:
     """Return a slightly smaller start for a listing."""
     text = text_of(key)
     if text.encode() != key:
-        return text.encode()  # a prefix of a key is less than the key
-    if text[-1:] <= _FIRST_ALLOWED:
+        return text.encode()  # it is less than the key
+    if text[-1:] <= " ":
         return text[:-1].encode()
     # The code points between U+D7FF and U+E000 are surrogates.
     last = "\ud7ff" if text[-1] == "\ue000" else chr(ord(text[-1]) - 1)
-    start = (text[:-1] + ("\ufffd" if last in _NOT_XML else last) + LAST).encode()
+    start = text_of((text[:-1] + last + LAST).encode()).encode()
     return start if len(start) <= MAX_KEY_BYTES else text[:-1].encode()
 
 
@@ -52,7 +64,7 @@ def split_key(
 
     The range was listed from `first` to `last`, and ends at `until`. The split is after `last`, or
     with `jump` after the common prefix of the listed keys, if the last split found nothing.
-    `alphabet` has the characters of all keys so far.
+    `alphabet` has the characters of all keys so far, each cut by `text_of`.
     """
     low, high = text_of(last), None if until is None else text_of(until)
     fixed = len(prefix) if high is None else _common_length(low, high)
@@ -70,9 +82,7 @@ def split_key(
                 split = low[:level] + between[len(between) // 2]
                 break
     key = split.encode()
-    is_within = last < key and (until is None or key < until)
-    is_allowed = not any(char < _FIRST_ALLOWED or char in _NOT_XML for char in split)
-    return key if is_within and is_allowed else None
+    return key if last < key and (until is None or key < until) else None
 
 
 def _common_length(first: str, second: str) -> int:

@@ -104,7 +104,10 @@ class ObjectSourceContract:
             isinstance(page, LastPage) for page in source.list_pages(after=b"k1", max_pages=1)
         ] == [True]
 
-    @pytest.mark.parametrize("after", [b"", b"b", b"b\xff", b"\xff", "bé".encode()[:-1]])
+    @pytest.mark.parametrize(
+        "after",
+        [b"", b"b", b"b\xff", b"\xff", "bé".encode()[:-1], b"\0nul", b"b\x1f"],
+    )
     def test_after_is_an_exclusive_bound_of_any_bytes(self, bucket, after):
         keys = [b"a", b"b", b"b1", "bé".encode(), b"c", "é".encode()]
         for key in keys:

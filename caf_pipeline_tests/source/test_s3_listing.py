@@ -16,12 +16,15 @@ from caf_pipeline.errors import (
     SourceError,
     SourceUnreachable,
 )
+from caf_pipeline.inventory.key_split import LAST, just_before, text_of
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.s3.clients import build_client
 from caf_pipeline.source.s3.listing import CycleDetector, Undecodable, decode_key
 from caf_pipeline_tests.contracts.object_source import listed
 from caf_pipeline_tests.support.listing_entries import TIME, entry, version
+from caf_pipeline_tests.support.listing_server import ListedKeys
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, ScriptedAnswer, s3_error
+from caf_pipeline_tests.support.tiers import sampled
 
 
 def page(
@@ -99,6 +102,58 @@ def test_keys_are_decoded_by_the_answers_encoding_type(text, encoding, key):
 def test_a_percent_sign_without_two_hexadecimal_digits_is_refused(text):
     with pytest.raises(Undecodable):
         decode_key(text, "url")
+
+
+# Starts.
+
+ODD_CHARACTERS = [*map(chr, range(0x20)), "\x7f", "\x85", "\ufffe", "\uffff"]
+STARTS = st.lists(
+    st.sampled_from(
+        [*map(str.encode, [*ODD_CHARACTERS, *"a \ue000\ufffd\U00010000", LAST]), b"\xff"]
+    ),
+    min_size=1,
+    max_size=4,
+).map(b"".join)
+
+
+@given(STARTS, st.sampled_from([0, 1016, 1020]))
+def test_a_start_is_short_and_up_to_its_key(key, filler):
+    key = (b"x" * filler + key)[:1024]
+    start, before = text_of(key).encode(), just_before(key)
+    assert start <= key
+    assert before < key
+    assert text_of(before).encode() == before
+    assert max(len(start), len(before)) <= 1024
+    assert b"kz" < just_before(b"k{") < b"k{"
+
+
+@pytest.mark.parametrize(
+    ("key", "start"),
+    [
+        (b"\0nul", ""),
+        (b"a/\x1fb", "a/"),
+        ("\ufffe".encode(), "\ufffd" + LAST),
+        ("a\uffffb\0".encode(), "a\ufffd" + LAST),
+        (b"x" * 1021 + "\ufffe".encode(), "x" * 1021 + "\ufffd"),
+    ],
+)
+def test_a_start_ends_before_what_xml_cannot_contain(key, start):
+    assert text_of(key) == start
+
+
+@pytest.mark.parametrize("echo", [escape, quote])
+@pytest.mark.parametrize("versioned", sampled([False, True], every=2))
+def test_a_listing_starts_at_any_character(scripted_s3, echo, versioned):
+    keys = sorted(
+        f"{'bc'[:at]}{char}{'bc'[at:]}".encode() for char in ODD_CHARACTERS for at in range(3)
+    )
+    source = ListedKeys(keys, versioned=versioned, echo=echo).serve(scripted_s3, page_keys=1000)
+    for number, key in enumerate(keys):
+        behind = listed(source, after=key, by_version=versioned)
+        assert [obj.key for obj in behind] == keys[number + 1 :]
+        assert key in [
+            obj.key for obj in listed(source, after=just_before(key), by_version=versioned)
+        ]
 
 
 # Entries.

@@ -36,6 +36,7 @@ class ListedKeys:
         history: the version ids of each key instead, the latest first; "d…" is a delete marker.
         repeats: a page begins with the last version of the page before, as versitygw's do.
         on_page: called with a page's number before it is answered.
+        echo: encodes the start of a listing, which its first answer repeats.
     """
 
     keys: Iterable[bytes]
@@ -45,6 +46,7 @@ class ListedKeys:
     history: Mapping[bytes, Sequence[str]] | None = None
     repeats: bool = False
     on_page: Callable[[int], None] = lambda number: None
+    echo: Callable[[str], str] = quote
     pages: list[Request] = field(default_factory=list)
     _sorted: list[Entry] = field(default_factory=list)
     _sorted_count: int = -1
@@ -59,6 +61,8 @@ class ListedKeys:
         begin = self._begin(request, entries)
         end = begin + int(request.query["max-keys"])
         body = "".join(_entry(*entry) for entry in entries[begin:end])
+        for name in {"start-after", "key-marker"} & request.query.keys():
+            body += f"<{name}>{self.echo(request.query[name])}</{name}>"
         more = ""
         if end < len(entries):
             more = f"<NextContinuationToken>{end}</NextContinuationToken>"
