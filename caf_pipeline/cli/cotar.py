@@ -30,11 +30,11 @@ from caf_pipeline.formats.cotar import SUFFIX_BYTES, CotarIndex, Slot
 from caf_pipeline.formats.cotar_builder import index_of
 from caf_pipeline.formats.tar import (
     BLOCK_BYTES,
+    FileRange,
     TarFiles,
     TarMember,
     files_of,
-    pax_size_in,
-    size_in,
+    member_behind,
     walk,
 )
 from caf_pipeline.system.atomic_files import WholeFile
@@ -47,6 +47,9 @@ from caf_pipeline.system.ranges import (
     write_piece,
 )
 from caf_pipeline.wiring import open_file
+
+_LEAD_BYTES: Final = 8 * 1024
+"""Bytes read before a file: its header, and nearly always the records with a longer name."""
 
 _COPIED_BYTES: Final = 16 << 20  # in one step of the progress bar
 
@@ -72,18 +75,18 @@ IgnoreZeros = Annotated[
 
 def tar_files(source: FileRanges, size_bytes: int, *, ignore_zeros: bool = False) -> TarFiles:
     """Return the files of the tar in the first `size_bytes`; a remote file is one request."""
-    read = source.read if isinstance(source, LocalFile) else _ForwardReader(source, size_bytes).read
+    return files_of(_members(source, size_bytes, ignore_zeros=ignore_zeros))
 
-    def members() -> Iterator[TarMember]:
+
+def _members(source: FileRanges, size_bytes: int, *, ignore_zeros: bool) -> Iterator[TarMember]:
+    read = source.read if isinstance(source, LocalFile) else _ForwardReader(source, size_bytes).read
+    with progress("reading headers", size_bytes) as advance:
         done = 0
         for member in walk(read, size_bytes, ignore_zeros=ignore_zeros):
             end_byte = member.start_byte + member.size_bytes
             advance(end_byte - done)
             done = end_byte
             yield member
-
-    with progress("reading headers", size_bytes) as advance:
-        return files_of(members())
 
 
 class _ForwardReader:
@@ -108,19 +111,19 @@ class _ForwardReader:
 class _SuffixInMemory:
     def __init__(self, source: FileRanges) -> None:
         self.name = source.name
-        self._source = source
+        self.source = source
         self.tail, self.size_bytes = source.read_suffix(SUFFIX_BYTES)
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
         first_byte = self.size_bytes - len(self.tail)
         if start_byte < first_byte:
-            return self._source.stream(start_byte, end_byte, piece_bytes)
+            return self.source.stream(start_byte, end_byte, piece_bytes)
         return iter([self.tail[start_byte - first_byte : end_byte - first_byte]])
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
         first_byte = self.size_bytes - len(self.tail)
         if start_byte < first_byte:
-            return self._source.read(start_byte, end_byte)
+            return self.source.read(start_byte, end_byte)
         return self.tail[start_byte - first_byte : end_byte - first_byte]
 
 
@@ -140,9 +143,12 @@ class OpenedCotar:
     def pieces(self, name: bytes) -> Iterator[bytes]:
         """Yield a file's bytes, by one request.
 
+        A hard link's slot leads to another file, so that only the whole tar shows that it is right.
+
         Raises:
             MemberNotFound: The index has no such name.
-            MalformedArchive: The tar and the index differ.
+            MalformedArchive: The tar and the index differ, or the file is a hard link of a remote
+                tar.
         """
         slot = self.index.find(name)
         if slot is None:
@@ -151,27 +157,55 @@ class OpenedCotar:
                 hint="`caf cotar list` shows the names.",
             )
         start_byte, end_byte = slot.start_byte, slot.start_byte + slot.size_bytes
+        member = None
         # A server returns the size of a file with its bytes.
         if start_byte >= BLOCK_BYTES and (
             isinstance(self.source, RemoteFile) or end_byte <= self.tar_bytes()
         ):
-            pieces = self.source.stream(start_byte - BLOCK_BYTES, end_byte, PIECE_BYTES)
-            first = b""
-            while len(first) < BLOCK_BYTES:
-                first += next(pieces)
-            with suppress(MalformedArchive):
-                size_bytes: int | None = size_in(first[:BLOCK_BYTES], start_byte - BLOCK_BYTES)
-                if size_bytes != slot.size_bytes:  # a PAX header may have the size
-                    before = self.source.read(max(0, start_byte - SUFFIX_BYTES), start_byte)
-                    size_bytes = pax_size_in(before)
-                if size_bytes == slot.size_bytes:
-                    return chain([first[BLOCK_BYTES:]], pieces)
+            lead_bytes = min(start_byte, _LEAD_BYTES)
+            pieces = self.source.stream(start_byte - lead_bytes, end_byte, PIECE_BYTES)
+            lead = b""
+            while len(lead) < lead_bytes:
+                lead += next(pieces)
+            member = member_behind(lead[:lead_bytes])
+            if not self._is_file(member, name, slot):
+                before = self.source.read(max(0, start_byte - SUFFIX_BYTES), start_byte)
+                member = member_behind(before)
+            if self._is_file(member, name, slot) or self._has_link(name, slot):
+                return chain([lead[lead_bytes:]], pieces)
+        there = (
+            f"no file of {slot.size_bytes} bytes"
+            if member is None
+            else f"{os.fsdecode(member.name)!r} of {member.size_bytes} bytes"
+        )
         raise MalformedArchive(
             f"The index of {self.source.name} leads to bytes {start_byte} to {end_byte} for "
-            f"{os.fsdecode(name)!r}, and the tar has no file of {slot.size_bytes} bytes there.",
+            f"{os.fsdecode(name)!r}, and the tar has {there} there.",
             hint="One of them is damaged, or they do not belong together: `caf cotar verify` lists "
-            "all such files.",
+            "all such files. A hard link is only read from a local tar.",
         )
+
+    def _is_file(self, member: TarMember | None, name: bytes, slot: Slot) -> bool:
+        return (
+            member is not None
+            and (member.kind, member.size_bytes) == ("0", slot.size_bytes)
+            and self.index.has_name_of(member, name)
+        )
+
+    def _has_link(self, name: bytes, slot: Slot) -> bool:
+        """Return whether a local tar has a hard link of this name to the file in a slot."""
+        file = self.source.source if isinstance(self.source, _SuffixInMemory) else self.source
+        if not isinstance(file, LocalFile):
+            return False
+        members = _members(file, self.tar_bytes(), ignore_zeros=True)
+
+        def named() -> Iterator[TarMember]:
+            with suppress(MalformedArchive):  # an older index may follow the tar
+                for member in members:
+                    is_named = self.index.has_name_of(member, name)
+                    yield member._replace(name=name) if is_named else member
+
+        return FileRange(name, *slot) in files_of(named()).files
 
 
 @contextmanager
@@ -310,7 +344,8 @@ def cat(
 ) -> None:
     r"""Write one file's bytes to stdout.
 
-    Takes one to three reads. The file's tar header is compared with the index.
+    Takes one to four reads. The name and size in the file's tar header are compared with the index.
+    A hard link is found by walking a local tar; of a remote tar it is refused.
 
     \b
     Example:

@@ -56,8 +56,8 @@ def get(  # noqa: PLR0917 - the command line's options
     a note. A note also marks objects that `caf doctor --add-unknown-posts` added.
 
     --member extracts one file of a tar archive with a cotar index. Above 8 MiB, only the index and
-    the file are read. The file is compared with its tar header, because part of an object has no
-    SHA-256.
+    the file are read. Its name and size are compared with its tar header, because part of an object
+    has no SHA-256. A hard link is refused: fetch the object, and use `caf cotar cat`.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Self
 from typing_extensions import Buffer
 
 from caf_pipeline.errors import MalformedArchive
-from caf_pipeline.formats.tar import BLOCK_BYTES
+from caf_pipeline.formats.tar import BLOCK_BYTES, TarMember
 
 VERSION: Final = 2
 HEADER_BYTES: Final = 8
@@ -152,6 +152,17 @@ class CotarIndex:
                     hint=_DAMAGED,
                 )
         return slot
+
+    def has_name_of(self, member: TarMember, name: bytes) -> bool:
+        """Return whether the index's writer took `name` for the name of a member.
+
+        The original builder takes the header's name field alone, and decodes it as Latin-1.
+        """
+        field = member.name_field
+        return name == member.name or (
+            name in (field, field.decode("latin-1").encode())
+            and self._find(hash_of(member.name)) is None
+        )
 
     def hold(self) -> None:
         """Read the whole index into memory; raises MalformedArchive above 1 GiB."""

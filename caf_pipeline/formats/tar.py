@@ -26,6 +26,7 @@ MAX_USTAR_BYTES: Final = 8**11 - 1  # of a member, in eleven octal digits
 _MAX_NAME_BYTES: Final = 1 << 20
 _WINDOW_BYTES: Final = 64 * 1024  # size of a read if members are small
 _SMALL_BYTES: Final = 16 * 1024
+_UNLIMITED: Final = 1 << 63  # size of an archive whose end is not read
 _ZEROS: Final = bytes(BLOCK_BYTES)
 _OCTAL: Final = re.compile(rb" *([0-7]*)(?:[ \0].*)?", re.DOTALL)
 _FULL: Final = re.compile(rb"[0-7]+[ \0]")  # the most frequent form
@@ -34,6 +35,7 @@ _DIGITS: Final = re.compile(rb"[0-9]{1,18}")
 _USTAR: Final = b"ustar\0"
 _SPARSE: Final = b"GNU.sparse."
 _KEYS: Final = frozenset((b"path", b"linkpath", b"size", b"GNU.sparse.name"))
+_RECORD_LETTERS: Final = b"LKxXg"  # of headers that describe the next member
 _NO_TAR: Final = "It is damaged, compressed, or no tar archive."
 
 Read = Callable[[int, int], Buffer]
@@ -47,13 +49,15 @@ class TarMember(NamedTuple):
     """A member of a tar archive.
 
     `kind` is the type letter: `0` for a regular file, `S` for a sparse file, of any variant.
+    `name_field` is the first field of the header, which is part of a long name.
     """
 
     name: bytes
     kind: str
     start_byte: int
     size_bytes: int
-    link: bytes = b""
+    link: bytes
+    name_field: bytes
 
 
 class FileRange(NamedTuple):
@@ -93,9 +97,9 @@ def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator
                 break
             continue
         zero_blocks = 0
-        length = size_in(block, position)
+        length = _size_in(block, position)
         letter, start_byte = block[156:157], position + BLOCK_BYTES
-        if letter in b"LKxXg":
+        if letter in _RECORD_LETTERS:
             if length > _MAX_NAME_BYTES:
                 raise MalformedArchive(
                     f"The tar archive has names of {length} bytes at byte {start_byte}; at most 1 "
@@ -115,10 +119,10 @@ def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator
         continues = block[482] if letter == b"S" else 0
         while continues:  # the map of a sparse file continues in blocks before its body
             _require_whole(name, start_byte, BLOCK_BYTES, size_bytes)
-            continues = take(start_byte, start_byte + BLOCK_BYTES, ahead)[504]
+            continues = any(take(start_byte, start_byte + BLOCK_BYTES, ahead)[504:505])
             start_byte += BLOCK_BYTES
         _require_whole(name, start_byte, length, size_bytes)
-        yield TarMember(name, kind, start_byte, length, link)
+        yield TarMember(name, kind, start_byte, length, link, _text_in(block[:100]))
         ahead = _WINDOW_BYTES if length < _SMALL_BYTES else BLOCK_BYTES
         position = start_byte + _padded(length)
     if pending or long:
@@ -130,8 +134,8 @@ def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator
 def _described(
     block: bytes, letter: bytes, length: int, records: Mapping[bytes, bytes], position: int
 ) -> tuple[bytes, str, int, bytes]:
-    name, link = block[:100].partition(b"\0")[0], block[157:257].partition(b"\0")[0]
-    if block[257:263] == _USTAR and (prefix := block[345:500].partition(b"\0")[0]):
+    name, link = _text_in(block[:100]), _text_in(block[157:257])
+    if block[257:263] == _USTAR and (prefix := _text_in(block[345:500])):
         name = prefix + b"/" + name
     kind = "0" if letter in b"\x007" else letter.decode("latin-1")
     if records:
@@ -146,7 +150,7 @@ def _described(
     return name, kind, 0 if kind in "123456" else length, link
 
 
-def size_in(header: bytes, position: int) -> int:
+def _size_in(header: bytes, position: int) -> int:
     """Return the size in a header block; raises MalformedArchive."""
     total = _sum_of(header)
     if header[148:156] != b"%06o\0 " % total:  # the most frequent form
@@ -162,18 +166,26 @@ def size_in(header: bytes, position: int) -> int:
     return _number(header[124:136], "size", position)
 
 
-def pax_size_in(headers: bytes) -> int | None:
-    """Return the size in a PAX header before the last block, or None."""
-    last = len(headers) - BLOCK_BYTES
-    for at in range(last - 2 * BLOCK_BYTES, -1, -BLOCK_BYTES):
-        if headers[at + 156] not in b"xX":
-            continue
-        with suppress(MalformedArchive):
-            start, length = at + BLOCK_BYTES, size_in(headers[at : at + BLOCK_BYTES], at)
-            if start + _padded(length) == last and (
-                size := _pax(headers[start : start + length], at).get(b"size")
-            ):
-                return _pax_size(size, at)
+def member_behind(blocks: bytes) -> TarMember | None:
+    """Return the member whose body begins behind `blocks`, by its header and the records before.
+
+    None if the last block is no header. Records that begin before `blocks` are not seen.
+    """
+    first = len(blocks) - BLOCK_BYTES
+    while (record := _record_before(blocks, first)) is not None:
+        first = record
+    with suppress(MalformedArchive):
+        for member in walk(lambda start, end: blocks[first + start : first + end], _UNLIMITED):
+            return member._replace(start_byte=first + member.start_byte)
+    return None
+
+
+def _record_before(blocks: bytes, end: int) -> int | None:
+    for at in range(end - BLOCK_BYTES, -1, -BLOCK_BYTES):
+        if blocks[at + 156] in _RECORD_LETTERS:
+            with suppress(MalformedArchive):
+                if at + BLOCK_BYTES + _padded(_size_in(blocks[at : at + BLOCK_BYTES], at)) == end:
+                    return at
     return None
 
 
@@ -247,6 +259,10 @@ def _pax_size(text: bytes, position: int) -> int:
             "number."
         )
     return int(text)
+
+
+def _text_in(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
 
 
 def _padded(length: int) -> int:

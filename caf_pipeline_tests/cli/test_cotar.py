@@ -3,15 +3,20 @@
 import json
 import os
 import tarfile
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from caf_pipeline.caf.archive import CafReader
 from caf_pipeline.cli import main
+from caf_pipeline.cli.cotar import opened_cotar
+from caf_pipeline.errors import MalformedArchive
 from caf_pipeline.formats.cotar import hash_of
 from caf_pipeline.formats.cotar_builder import index_of
-from caf_pipeline.formats.tar import files_of, walk
+from caf_pipeline.formats.tar import BLOCK_BYTES, FileRange, files_of, walk
 from caf_pipeline.retrieval.object_ranges import ObjectRanges
+from caf_pipeline.system.ranges import LocalFile
 from caf_pipeline_tests.support.command_line import (
     KEYS,
     CommandLine,
@@ -178,6 +183,131 @@ def test_an_index_of_another_tar_returns_no_complete_file(here, capfdbinary):
         assert main(["cotar", "cat", "other.tar", "--index", "x.tar.index", name]) == 4
         assert not capfdbinary.readouterr().out
     assert main(["cotar", "verify", "other.tar", "--index", "x.tar.index"]) == 1
+
+
+# --- the tar's header and the index
+
+SIZED = [f"{folder}{number}.é" for number in range(334) for folder in ("t/", "t/" * 49, "t/" * 80)]
+"""Names in one header, in records, and cut off by a header's name field."""
+
+
+def original_index(tar: bytes) -> bytes:
+    """Return the original builder's index: of the name fields, which it decodes as Latin-1."""
+    members = walk(lambda start, end: tar[start:end], len(tar))
+    return index_of(
+        [
+            FileRange(member.name_field.decode("latin-1").encode(), *member[2:4])
+            for member in members
+        ]
+    )
+
+
+def contents(path: str, names, index: str | None = None) -> dict[str, bytes | None]:
+    """Return each file's bytes; None if it is refused."""
+    bodies: dict[str, bytes | None] = dict.fromkeys(names)
+    with LocalFile(Path(path)) as source, opened_cotar(source, index) as opened:
+        for name in names:
+            with suppress(MalformedArchive):
+                bodies[name] = b"".join(opened.pieces(name.encode()))
+    return bodies
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("tar_format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_flipped_bit_of_a_place_returns_no_other_file(tar_format):
+    bodies = {name: b"%04d" % number for number, name in enumerate(SIZED)}
+    tar = made(bodies.items(), tar_format)
+    index = index_of(files_of(walk(lambda start, end: tar[start:end], len(tar))).files)
+    refused = 0
+    for number, name in enumerate(SIZED[::7]):
+        flipped = bytearray(index)
+        place = index.index(hash_of(name.encode()).to_bytes(8, "little"))
+        flipped[place + 8] ^= 1 << number % 8
+        Path("x.tar.co").write_bytes(tar + flipped)
+        body = contents("x.tar.co", [name])[name]
+        assert body in (None, bodies[name])
+        refused += body is None
+    assert refused == len(SIZED[::7])
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_an_index_of_reordered_members_returns_no_bytes(here, capfdbinary, remote):
+    indexed({"a.pbf": b"AAAA", "b.pbf": b"BBBB"})
+    other = made([("b.pbf", b"BBBB"), ("a.pbf", b"AAAA")])
+    (here / "other.tar").write_bytes(other)
+    capfdbinary.readouterr()
+    with serving(Site(other)) as site:
+        where = site.url if remote else "other.tar"
+        assert main(["cotar", "cat", where, "--index", "x.tar.index", "a.pbf"]) == 4
+    out, err = capfdbinary.readouterr()
+    assert not out
+    assert b"'b.pbf'" in err
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("name", "tar_format", "more"),
+    [
+        ("p" * 150 + "/n", tarfile.USTAR_FORMAT, {}),
+        ("p" * 150 + "/n", tarfile.GNU_FORMAT, {}),
+        (LONG, tarfile.PAX_FORMAT, {}),
+        ("ü", tarfile.PAX_FORMAT, {}),
+        ("ü", tarfile.GNU_FORMAT, {}),
+        ("x" * 9000, tarfile.PAX_FORMAT, {}),
+        ("a", tarfile.PAX_FORMAT, {"comment": "x" * 9000, "size": "3"}),
+    ],
+)
+def test_every_form_of_a_name_is_compared(name, tar_format, more):
+    file = info(name, tarfile.REGTYPE)
+    file.size, file.pax_headers = 3, more
+    head = file.tobuf(tar_format)
+    tar = head + b"abc" + bytes(509 + 1024)
+    Path("x.tar").write_bytes(tar)
+    Path("own").write_bytes(index_of([FileRange(name.encode(), len(head), 3)]))
+    Path("original").write_bytes(original_index(tar))
+    assert contents("x.tar", [name], "own") == {name: b"abc"}
+    field = head[-512:][:100].partition(b"\0")[0]
+    taken = {field.decode("latin-1"), field.decode()}
+    assert contents("x.tar", taken, "original") == dict.fromkeys(taken, b"abc")
+
+
+@pytest.mark.usefixtures("here")
+def test_index_of_whole_names_leads_to_no_part():
+    part, whole = "g" * 100, "g" * 120
+    tar = made([(whole, b"1"), (part, b"2")], tarfile.GNU_FORMAT)
+    Path("x.tar").write_bytes(tar)
+    files = files_of(walk(lambda start, end: tar[start:end], len(tar))).files
+    place = files[0][1:]
+    Path("x.tar.index").write_bytes(index_of([FileRange(file.name, *place) for file in files]))
+    assert contents("x.tar", [whole, part], "x.tar.index") == {whole: b"1", part: None}
+
+
+@pytest.mark.parametrize("older_index", [b"", vector("basic.tar.index")])
+def test_a_hard_link_is_read_from_a_local_tar_alone(here, capfdbinary, older_index):
+    tar = vector("hardlink.tar") + older_index + vector("hardlink.tar.index")
+    (here / "x.tar.co").write_bytes(tar)
+    assert main(["cotar", "cat", "x.tar.co", "link2"]) == 0
+    assert capfdbinary.readouterr().out.endswith(b"data!")
+    with serving(Site(tar)) as site:
+        assert main(["cotar", "cat", site.url, "orig"]) == 0
+        assert capfdbinary.readouterr().out == b"data!"
+        assert main(["cotar", "cat", site.url, "link2"]) == 4
+    out, err = capfdbinary.readouterr()
+    assert not out
+    assert b"'orig'" in err
+
+
+@pytest.mark.usefixtures("here")
+def test_a_hard_link_is_found_by_its_name_field_alone():
+    link = "p" * 150 + "/l"
+    tar = made([("a", b"1"), info(link, tarfile.LNKTYPE, "a")], tarfile.USTAR_FORMAT)
+    Path("x.tar").write_bytes(tar)
+    for names in (("a", link), ("a", "l")):
+        Path("x.tar.index").write_bytes(
+            index_of([FileRange(name.encode(), BLOCK_BYTES, 1) for name in names])
+        )
+        assert contents("x.tar", names, "x.tar.index") == dict.fromkeys(names, b"1")
 
 
 @pytest.mark.parametrize("cut", [1, 700, 1536, 4000])

@@ -99,7 +99,7 @@ def test_large_size_is_in_a_pax_header():
     with tarfile.open(fileobj=io.BytesIO(head + bytes(1024))) as tar:
         assert tar.next().size == 8 << 30
     (member,) = walk(lambda start, end: (head + bytes(1024))[start:end], len(head) + (8 << 30))
-    assert member == (b"huge", "0", len(head), 8 << 30, b"")
+    assert member == (b"huge", "0", len(head), 8 << 30, b"", b"huge")
 
 
 @pytest.mark.parametrize(
