@@ -1,5 +1,6 @@
 """Prepares DAGSTER_HOME, Dagster's folder on this machine, without a slow import of Dagster."""
 
+import errno
 import os
 import secrets
 import sys
@@ -9,7 +10,7 @@ from typing import Final
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE, team_project
 from caf_pipeline.errors import CafError, SettingsError, with_hint
 from caf_pipeline.settings import Settings, load_settings
-from caf_pipeline.system.secret_files import make_private
+from caf_pipeline.system.secret_files import make_private, owner_of
 
 INSTANCE_FILE: Final = "dagster.yaml"
 WORKSPACE_FILE: Final = "workspace.yaml"
@@ -57,10 +58,20 @@ def prepare_dagster_home(settings: Settings) -> Path:
             new_link = folder / f".caf-{secrets.token_hex(8)}.partial"
             new_link.symlink_to(target)
             new_link.replace(link)
+        for database in folder.glob("*/*.db"):
+            if not os.access(database, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(database))
     except OSError as error:
+        path = Path(error.filename or folder)
+        if not isinstance(error, PermissionError):
+            raise SettingsError(
+                f"Dagster's folder {folder} cannot be written: {error.strerror}",
+                hint="set 'home' to a writable folder",
+            ) from error
         raise SettingsError(
-            f"Dagster's folder {folder} cannot be created: {error.strerror}",
-            hint="set 'home' to a writable folder",
+            f"Dagster's folder {folder} cannot be written: {path} belongs to the user "
+            f"{owner_of(path)}",
+            hint="run caf as this user, or set 'home' to a folder of your own",
         ) from error
     os.environ[HOME_VARIABLE] = str(folder)
     return folder

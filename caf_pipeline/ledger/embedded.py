@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.system.child_environment import child_environment
-from caf_pipeline.system.secret_files import OTHERS, make_private
+from caf_pipeline.system.secret_files import OTHERS, make_private, owner_of, user_name
 
 if TYPE_CHECKING:
     import psutil
@@ -159,9 +159,11 @@ class EmbeddedServer:
             self._account = _server_account()
             return
         if os.geteuid() not in (0, owner.st_uid):
+            # Root's server runs as another user, who owns its data.
+            is_mine = self.folder.stat().st_uid == os.geteuid()
+            owned = self._data if is_mine else self.folder
             raise LedgerError(
-                f"the embedded Postgres's folder {self._data} belongs to the user "
-                f"{_user_name(owner.st_uid)}",
+                f"the embedded Postgres's folder {owned} belongs to the user {owner_of(owned)}",
                 hint="run caf as this user, or set `home` to a folder of your own",
             )
         if owner.st_uid == 0:
@@ -271,7 +273,7 @@ class EmbeddedServer:
     def _require_passage(self, folder: Path) -> None:
         closed = self._account and _first_closed(folder, self._account)
         if self._account and closed:
-            user = _user_name(self._account[0])
+            user = user_name(self._account[0])
             raise LedgerError(
                 f"the embedded Postgres runs as the user {user}, who cannot enter {closed}",
                 hint=f"chmod o+x {shlex.quote(str(closed))},"
@@ -308,7 +310,7 @@ class EmbeddedServer:
             owner = self._pid_file.stat().st_uid
             if os.geteuid() not in (0, owner):
                 raise LedgerError(
-                    f"{self._pid_file} belongs to the user {_user_name(owner)}",
+                    f"{self._pid_file} belongs to the user {user_name(owner)}",
                     hint="if no server of this folder runs, remove this file",
                 )
             lines = self._pid_file.read_text(errors="replace").splitlines()
@@ -468,13 +470,6 @@ def _server_account() -> tuple[int, int] | None:
     )
 
 
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 _CHANGE_USER: Final = """
 import os, sys
 os.setgroups([])
@@ -536,7 +531,7 @@ def _programs_for(programs: Path, account: tuple[int, int]) -> Path:
     copied = copy / package.name / programs.parent.name / programs.name
     if not _runs(copied, account):
         raise LedgerError(
-            f"the user {_user_name(account[0])} can run neither the Postgres of {programs} nor its "
+            f"the user {user_name(account[0])} can run neither the Postgres of {programs} nor its "
             f"copy {copied}",
             hint=f"remove {copy}, or install this software in a folder that this user can enter",
         )

@@ -1,6 +1,7 @@
 """Files with a secret, and folders, which only their owner can access."""
 
 import os
+import pwd
 import stat
 from pathlib import Path
 from typing import Final
@@ -51,3 +52,19 @@ def make_private(folder: Path) -> None:
     if not folder.parent.exists():
         make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def owner_of(path: Path) -> str:
+    """Return the user who owns a path, or its nearest parent that exists and may be seen."""
+    try:
+        return user_name(path.stat().st_uid)
+    except OSError:
+        return owner_of(path.parent)
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, or the number as text if there is no such user."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

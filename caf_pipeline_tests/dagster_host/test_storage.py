@@ -1,8 +1,10 @@
 """Dagster's own storage: SQLite, Postgres, and DAGSTER_HOME."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,6 +62,7 @@ def test_postgres_without_the_extra_host_names_it(monkeypatch, module, use):
 
 OPENING = """
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from caf_pipeline.dagster_host.source_runs import open_instance
@@ -218,8 +221,36 @@ def test_a_replaced_link_is_never_missing(home_settings, tmp_path):
 
 def test_a_home_that_cannot_be_created_is_a_settings_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match="cannot be created"):
+    with pytest.raises(SettingsError, match="cannot be written"):
         prepare_dagster_home(Settings(home=tmp_path / "file"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it needs two users")
+@pytest.mark.parametrize("path", [".", "history/runs.db"])
+def test_a_home_of_another_user_is_refused_with_the_owner(path):
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        folder = Path(name) / "home" / "dagster"
+        (folder / "history").mkdir(parents=True)
+        (folder / "history" / "runs.db").write_text("")
+        for made in (folder.parent, folder, folder / "history"):
+            shutil.chown(made, "nobody")
+        os.chown(folder / path, 0, 0)
+        script = f"""
+import os
+import shutil
+from pathlib import Path
+from caf_pipeline.dagster_host.home import prepare_dagster_home
+from caf_pipeline.settings import Settings
+settings = Settings(home=Path({name!r}) / "home")
+os.setuid(65534)
+prepare_dagster_home(settings)
+"""
+        refused = subprocess.run(
+            [sys.executable, "-c", script], cwd=name, capture_output=True, text=True, check=False
+        )
+    assert "SettingsError: " in refused.stderr
+    assert "belongs to the user root" in refused.stderr
 
 
 def test_make_can_ask_for_the_home_without_loading_dagster(tmp_path):

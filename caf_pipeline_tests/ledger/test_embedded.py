@@ -200,6 +200,13 @@ def test_a_file_of_another_user_is_refused(folder, monkeypatch, name):
     for path in (folder, *folder.iterdir()):
         shutil.chown(path, "nobody")
     os.chown(folder / name, 0, 0)
+    error = refused_to_another_user(folder)
+    assert f"{folder / name} " in error
+    assert "root" in error
+
+
+def refused_to_another_user(folder):
+    """Return the last line of an error for a process with the rights of "nobody"."""
     script = (
         "import os; os.setuid(65534); from pathlib import Path; "
         f"EmbeddedServer(Path({str(folder)!r}))"
@@ -210,8 +217,13 @@ def test_a_file_of_another_user_is_refused(folder, monkeypatch, name):
     )
     error = refused.stderr.splitlines()[-1]
     assert "LedgerError: " in error
-    assert f"{folder / name} " in error
-    assert "root" in error
+    return error
+
+
+@as_root
+def test_roots_folder_is_refused_in_roots_name(folder):
+    EmbeddedServer(folder).close()
+    assert f"{folder} belongs to the user root" in refused_to_another_user(folder)
 
 
 @as_root
