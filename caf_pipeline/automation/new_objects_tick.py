@@ -29,6 +29,12 @@ from caf_pipeline.wiring import open_queue
 
 MIN_TIME_LEFT_WITH_EVENTS: Final = 0.2
 
+QUEUE_SHARE: Final = 0.6
+"""Share of the remaining time. The tick goes on if the queue does not answer by then.
+
+Messages are taken until MIN_TIME_LEFT; the rest is for the last request.
+"""
+
 REPORT_SHARE: Final = 0.3
 """Share of the remaining time. The tick goes on if there is no report by then."""
 
@@ -90,13 +96,14 @@ class NewObjectsTick:
     source: str
     deadline: Deadline
     notes: list[str] = field(default_factory=list)
-    queue_error: CafError | None = None
+    queue_error: CafError | Overdue | None = None
 
     def result(self) -> TickResult:
         """Request a plan of new objects.
 
         Raises:
-            Overdue: a server is late, except for that of the inventory reports.
+            Overdue: a server is late, except for that of the inventory reports. For the queue only
+                if there is nothing else to plan.
             CafError: the queue cannot be read, and there is nothing else to plan.
         """
         result = self._result()
@@ -112,8 +119,8 @@ class NewObjectsTick:
             return SkipReason(paused)
         if queue := self._source_settings.queue:
             try:
-                self._ask(f"queue {queue}, or the ledger,", self._drain)
-            except SourceError as error:
+                self._ask(f"queue {queue}, or the ledger,", self._drain, share=QUEUE_SHARE)
+            except (SourceError, Overdue) as error:
                 # Go on with reports and with keys that the ledger already has.
                 self.queue_error = error
                 self.notes.append(f"{with_hint(error)}.")
@@ -137,8 +144,9 @@ class NewObjectsTick:
         run_context: RunContext = self.context.resources.caf_run.open(self.context, self.source)
         return run_context
 
-    def _ask(self, server: str, question: Callable[[], T]) -> T:
-        return ask_in_time(self.context, self.deadline, server, question)
+    def _ask(self, server: str, question: Callable[[], T], *, share: float = 1) -> T:
+        deadline = Deadline(round(self.deadline.left() * share, 1)) if share < 1 else self.deadline
+        return ask_in_time(self.context, deadline, server, question)
 
     def _ask_bucket(self, question: Callable[[RunContext], T]) -> T:
         endpoint = self._source_settings.endpoint_url or "AWS"
@@ -172,10 +180,9 @@ class NewObjectsTick:
         # the next one waits, longer each time. After some failures it is left to the schedule.
         folder = self._source_settings.inventory
         server = f"the folder of inventory reports {folder}, or the ledger,"
-        deadline = Deadline(self.deadline.left() * REPORT_SHARE)
         try:
-            name = ask_in_time(
-                self.context, deadline, server, lambda: inventories.find_new_report(self._open())
+            name = self._ask(
+                server, lambda: inventories.find_new_report(self._open()), share=REPORT_SHARE
             )
         except (CafError, Overdue) as error:
             self.notes.append(f"No inventory report is taken: {with_hint(error)}.")
