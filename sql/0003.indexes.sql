@@ -10,7 +10,7 @@ CREATE INDEX chunk_copies_suspected ON chunk_copies (caf_file_id) WHERE suspecte
 CREATE INDEX chunk_copies_unanswered ON chunk_copies (caf_file_id) WHERE unanswered_at IS NOT NULL;
 
 CREATE INDEX claims_by_chunk ON claims (caf_file_id);
-CREATE INDEX file_locations_by_chunk ON file_locations USING brin (caf_file_id);
+CREATE INDEX file_locations_by_chunk ON file_locations (caf_file_id);
 CREATE INDEX pending_locations_by_chunk ON pending_locations (caf_file_id);
 CREATE INDEX inventories_by_time ON inventories (source_id, taken_at);
 

@@ -157,6 +157,7 @@ UPDATE caf_files SET
     epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1;
 INSERT INTO orders (name, value) VALUES ('paused', :'reason')
     ON CONFLICT (name) DO UPDATE SET value = excluded.value, ordered_at = now();
+ANALYZE file_locations;
 """
 
 _MARK: Final = """

@@ -223,13 +223,17 @@ def write_locations(connection: Connection, caf_file_id: int, *, twice: LedgerEr
     standing. Raises `twice` if the chunk has an object twice.
     """
     try:
-        return connection.exec_driver_sql(
+        written = connection.exec_driver_sql(
             query("locate_pending"), {"caf_file_id": caf_file_id, "good": GOOD}
         ).rowcount
     except ProgrammingError as error:
         if not isinstance(error.orig, psycopg.errors.CardinalityViolation):
             raise
         raise twice from error
+    if connection.exec_driver_sql(query("needs_statistics"), {"written": written}).scalar_one():
+        # Another process may make them: then this load does not wait.
+        connection.exec_driver_sql("ANALYZE (SKIP_LOCKED) file_locations")
+    return written
 
 
 def locate_pending(connection: Connection, caf_file_id: int) -> int:

@@ -26,7 +26,7 @@ from caf_pipeline.ledger.claims import copy_location_batches
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.sql_files import query
-from caf_pipeline_tests.support.ledger_rows import location_values, register
+from caf_pipeline_tests.support.ledger_rows import archive, location_values, register
 
 ETAG = "00e1f2d3c4b5a69788796a5b4c3d2e1f"
 VERSION_ID = "3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY_MTRCxvjVBH"
@@ -211,16 +211,17 @@ def plan_of(connection):
         ),
     ],
 )
-def test_one_object_version_is_found_in_the_index(plan_of, statement):
+def test_one_object_version_is_found_in_an_index(plan_of, statement):
     plan = plan_of(statement, plan_id="1", good="'{located}'", caf_file_id="1", id="1")
     conditions = [
-        after
-        for before, after in pairwise(plan.splitlines())
-        if "using file_locations_pkey" in before
+        after for before, after in pairwise(plan.splitlines()) if "using file_locations_" in before
     ]
     assert conditions
+    # A chunk with a part has no other row.
     assert all(
-        "Index Cond" in condition and "(rewritten_at = " in condition for condition in conditions
+        "Index Cond" in condition
+        and ("(rewritten_at = " in condition or "(caf_file_id = parts.caf_file_id)" in condition)
+        for condition in conditions
     )
 
 
@@ -238,3 +239,17 @@ def test_a_page_of_keys_is_read_from_the_index_alone(plan_of):
     )
     assert "Index Only Scan" in plan
     assert "file_locations_pkey" in plan
+
+
+def test_a_load_of_a_tenth_makes_statistics(ledger, connection):
+    def counted():
+        return connection.execute(
+            "SELECT reltuples FROM pg_class WHERE relname = 'file_locations'"
+        ).fetchone()[0]
+
+    archive(ledger, [f"{number:03}" for number in range(100)])
+    assert counted() == 100
+    archive(ledger, ["few"])
+    assert counted() == 100
+    archive(ledger, [f"more {number:03}" for number in range(61)])
+    assert counted() == 162
