@@ -128,15 +128,16 @@ CREATE FUNCTION counted_elsewhere(source_names text[]) RETURNS TABLE (caf_file_i
     WHERE is_elsewhere
 $$;
 
--- Claims on objects that are newer than a located object of their key.
+-- Claims on objects that are newer than a located object of their key. LATERAL with LIMIT: see objects_in_parts.
 CREATE VIEW newer_claims AS
 SELECT claims.source_id, claims.file_path, claims.last_modified, claims.caf_file_id, plans.snapshot,
     object_version(claims.version_id, claims.etag, claims.size_bytes, claims.rewritten_at) AS object_version
 FROM claims JOIN caf_files AS own ON own.caf_file_id = claims.caf_file_id JOIN plans ON plans.plan_id = own.plan_id
-WHERE EXISTS (
+CROSS JOIN LATERAL (
     SELECT FROM file_locations AS archived JOIN chunks ON chunks.caf_file_id = archived.caf_file_id
     WHERE archived.source_id = claims.source_id AND archived.file_path = claims.file_path
-        AND archived.last_modified < claims.last_modified AND chunks.state IN ('located', 'damaged'));
+        AND archived.last_modified < claims.last_modified AND chunks.state IN ('located', 'damaged')
+    LIMIT 1) AS archived;
 
 -- Claims, with the name and state of a chunk that still has work to do. The chunk of a claim holds the
 -- first part of an object in parts, and may be located before the other parts are. A parked chunk

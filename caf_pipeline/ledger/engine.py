@@ -147,7 +147,7 @@ def execute(
     return cast(CursorResult[Any], connection.execute(statement, dict(values)))
 
 
-_SOURCE_ID: Final = select(SOURCES.c.source_id).where(SOURCES.c.name == bindparam("name"))
+SOURCE_ID: Final = select(SOURCES.c.source_id).where(SOURCES.c.name == bindparam("name"))
 
 
 class LedgerPart:
@@ -178,7 +178,7 @@ class LedgerPart:
 
 def source_id_of(connection: Connection, source: str, *, lock: Lock | None = None) -> int:
     """Return a source's id, and lock its row if `lock` is set. Raises NotLocated."""
-    statement = _SOURCE_ID
+    statement = SOURCE_ID
     if lock is not None:
         statement = statement.with_for_update(key_share=lock is Lock.NO_KEY_UPDATE)
     source_id = connection.execute(statement, {"name": source}).scalar_one_or_none()

@@ -206,8 +206,12 @@ class Lookup:
         """
         if not can_be_stored(source):
             return 0, 0
+        # A constant shows the planner how small the source is.
+        source_ids = self._column(
+            "SELECT source_id FROM sources WHERE name = %(source)s", {"source": source}
+        )
         values = {
-            "source": source,
+            "source_id": next(iter(source_ids), None),
             "start": plain[0],
             "end": plain[1],
             "encoded_start": encoded[0],

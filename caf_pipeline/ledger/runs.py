@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, GOOD, MAY_BE_PENDING, ChunkState
 from caf_pipeline.errors import CafError, StagingError, UsageError
 from caf_pipeline.ledger.claims import end_claims, forget_pending
-from caf_pipeline.ledger.engine import LedgerPart
+from caf_pipeline.ledger.engine import SOURCE_ID, LedgerPart
 from caf_pipeline.ledger.moves import guarded, require_state
 from caf_pipeline.ledger.records import (
     ChunkRows,
@@ -225,9 +225,11 @@ class StrayRows(LedgerPart):
         """Count a source's rows and claims by chunk, at one moment.
 
         Includes chunks without rows. An object in parts has one claim, which counts for each of its
-        chunks. Reads each table once.
+        chunks.
         """
-        rows = self._rows(query("rows_by_chunk"), source=source, claiming=sorted(CLAIMING))
+        # A constant shows the planner how small the source is.
+        source_id = self._scalar(SOURCE_ID, name=source)
+        rows = self._rows(query("rows_by_chunk"), source_id=source_id, claiming=sorted(CLAIMING))
         return [
             ChunkRows(**{**row._asdict(), "state": row.state and ChunkState(row.state)})
             for row in rows

@@ -1,7 +1,9 @@
--- Returns the locations of whole objects in chunks in good standing, in the order of LOCATED_SCHEMA.
-SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), part, caf_file_id, start_byte, end_byte,
+-- Returns the locations of whole objects in chunks in good standing, in the order of LOCATED_SCHEMA. LATERAL with OFFSET: see
+-- export_located.
+SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), part, located.caf_file_id, start_byte, end_byte,
     nullif(version_id, ''), etag, sha256,
     last_modified, crc64nvme, s3_checksum, header_sets.header_set
-FROM file_locations JOIN chunks USING (caf_file_id) LEFT JOIN header_sets USING (header_set)
-WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
+FROM chunks CROSS JOIN LATERAL (SELECT * FROM file_locations WHERE caf_file_id = chunks.caf_file_id OFFSET 0) AS located
+LEFT JOIN header_sets USING (header_set)
+WHERE chunks.source_id = %(source_id)s AND located.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
     AND NOT from_unknown_post

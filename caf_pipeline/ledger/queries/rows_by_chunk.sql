@@ -1,15 +1,14 @@
 -- Counts the location rows, pending rows and claims of a source by chunk. One statement sees one moment: a load of locations is
 -- in all of it or in none. A part counts as claimed by its chunk: the object has one claim for all parts. Own chunks take rows over
 -- from a chunk of an unknown post, which therefore lacks none.
-WITH source AS (SELECT source_id FROM sources WHERE name = %(source)s),
-    located AS (SELECT caf_file_id, count(*) AS locations FROM file_locations
-        WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
+WITH located AS (SELECT caf_file_id, count(*) AS locations FROM file_locations
+        WHERE source_id = %(source_id)s GROUP BY caf_file_id),
     claimed AS (SELECT caf_file_id, count(*) AS claims FROM claims
-        WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
+        WHERE source_id = %(source_id)s GROUP BY caf_file_id),
     sealed AS (SELECT caf_file_id, count(*) AS pending FROM pending_locations
-        WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
+        WHERE source_id = %(source_id)s GROUP BY caf_file_id),
     of_source AS (SELECT caf_file_id, chunks.name, chunks.state, chunks.member_count, located_count, chunks.from_unknown_post, chunks.adopted_at
-        FROM chunks JOIN caf_files USING (caf_file_id) WHERE chunks.source_id = (SELECT source_id FROM source))
+        FROM chunks JOIN caf_files USING (caf_file_id) WHERE chunks.source_id = %(source_id)s)
 SELECT caf_file_id, name AS chunk, state, coalesce(locations, 0) AS locations, coalesce(pending, 0) AS pending,
     CASE WHEN object_parts.part IS NULL THEN coalesce(claims, 0) WHEN state = ANY(%(claiming)s) THEN member_count ELSE 0 END
         AS claims,
