@@ -63,7 +63,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "status": ("status", "Show sources and chunks as the ledger has them."),
     "runs": ("runs", "Show current runs and how the last ones ended."),
     "queue": ("queue", "Show messages of a source's queue that are not events."),
-    "metrics": ("metrics", "Print the numbers of each source as OpenMetrics."),
+    "metrics": ("metrics", "Print the numbers of each source for Prometheus."),
     "unpark": ("chunks", "Let runs work on a parked chunk again."),
     "withdraw": ("chunks", "Give up a chunk that is not posted, or a damaged one."),
     "remove": ("remove", "Remove a source that has no stored chunk."),

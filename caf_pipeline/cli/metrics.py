@@ -1,4 +1,4 @@
-"""`caf metrics`: sums from the ledger as OpenMetrics."""
+"""`caf metrics`: sums from the ledger for Prometheus."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -6,9 +6,8 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 import typer
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from caf_pipeline.cli.opening import opened_ledger
@@ -31,17 +30,18 @@ def metrics(
         ),
     ] = None,
 ) -> None:
-    r"""Print the numbers of each source as OpenMetrics.
+    r"""Print the numbers of each source for Prometheus.
 
     docs/reference/metrics.md lists the metrics. All come from the ledger, so they are the same on
     every machine with the same jackal.warn_days. deploy/grafana has a dashboard for Prometheus.
 
-    --serve answers with status 503 while the database is unreachable. Anybody who reaches HOST:PORT
-    can read the sources' names and these numbers, but nothing else.
+    They are printed in Prometheus' text format. --serve also speaks OpenMetrics, and answers with
+    status 503 while the database is unreachable. Anybody who reaches HOST:PORT can read the
+    sources' names and these numbers, but nothing else.
 
     \b
     Examples:
-      caf metrics > /var/lib/node_exporter/caf.prom
+      D=/var/lib/node_exporter; caf metrics > $D/caf.new && mv $D/caf.new $D/caf.prom
       caf metrics --serve 127.0.0.1:9180
 
     \b
@@ -59,9 +59,8 @@ def metrics(
 
 
 def render(ledger: Ledger, warn_days: int) -> bytes:
-    """Return all metrics as OpenMetrics text."""
-    text: bytes = generate_latest(_registry(ledger, warn_days))  # type: ignore[no-untyped-call]
-    return text
+    """Return all metrics in Prometheus' text format."""
+    return generate_latest(_registry(ledger, warn_days))
 
 
 def _registry(ledger: Ledger, warn_days: int) -> CollectorRegistry:
