@@ -65,7 +65,8 @@ def adopt(  # noqa: PLR0917 - the command line's options
 
     A member becomes the location of an object of the newest complete inventory if key and size are
     equal, and the ETag is the MD5 of its bytes. Others are counted by reason, and listed by --json.
-    The next run archives them.
+    The next run archives them. --dry-run judges each file alone, so an object in two files counts
+    twice.
 
     caf get, restore, check, prove and repair can use the file like a chunk. Its objects have no
     headers and no user metadata, so caf safe-to-delete never lists them. Adopting a file twice
@@ -123,7 +124,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
             elif adoption.error:
                 note(f"{adoption.name}: refused: {adoption.error}")
             else:
-                typer.echo(printable(f"{adoption.name}: {_sentence(adoption, dry_run)}"))
+                typer.echo(printable(f"{adoption.name}: {_sentence(adoption)}"))
     if json:
         print_json(
             source=source,
@@ -132,7 +133,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
             left_out=dict(sorted(left_out.items())),
         )
     else:
-        counts = [f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items())]
+        counts = [f"{count:,} {_in_words(kind)}" for kind, count in sorted(kinds.items())]
         would = "would be " if dry_run else ""
         typer.echo(
             f"{source}: {', '.join(counts) or 'nothing is listed'}; "
@@ -166,16 +167,19 @@ def _as_json(source: str, adoption: FileAdoption, dry_run: bool) -> dict[str, An
     }
 
 
-def _sentence(adoption: FileAdoption, dry_run: bool) -> str:
+def _in_words(kind: str) -> str:
+    return kind.replace("would_adopt", "would be adopted").replace("_", " ")
+
+
+def _sentence(adoption: FileAdoption) -> str:
     reasons = [
         f"{count:,} {reason.replace('_', ' ')}" for reason, count in adoption.left_out.items()
     ]
     rest = f"; left out: {', '.join(reasons)}" if reasons else ""
-    if adoption.kind == "adopted":
-        done = "would be adopted" if dry_run else "adopted"
+    if adoption.kind in {"adopted", "would_adopt"}:
         return (
-            f"{done} as {adoption.chunk}: {counted(adoption.rows, 'object')} of "
-            f"{counted(adoption.members, 'member')}{rest}"
+            f"{_in_words(adoption.kind)} as {adoption.chunk}: {counted(adoption.rows, 'object')} "
+            f"of {counted(adoption.members, 'member')}{rest}"
         )
     return {
         "known": f"known already, as {adoption.chunk}",

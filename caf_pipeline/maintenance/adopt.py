@@ -71,6 +71,7 @@ class AdoptionKind(StrEnum):
     """The outcome for a file."""
 
     ADOPTED = "adopted"
+    WOULD_ADOPT = "would_adopt"
     KNOWN = "known"
     NOTHING_NEW = "nothing_new"
     NO_OBJECT = "no_object"
@@ -428,17 +429,16 @@ class _Adopter:
             manifest=None,
             manifest_sha256=b"",
         )
-        rows = adoption.objects
+        kind, rows = AdoptionKind.WOULD_ADOPT, adoption.objects
         if not self._options.dry_run:
             self._lease.check()
             context.store.bind()
+            kind = AdoptionKind.ADOPTED
             rows = context.ledger.rebuilds.restore_chunk(
                 chunk, adoption.locations, (), plan_folder=str(context.plans() / chunk.plan)
             )
             self._chunks[posted.posting.merkle_root] = context.ledger.chunks.get(chunk.name)
-        return FileAdoption(
-            name, AdoptionKind.ADOPTED, posted, chunk.name, members, rows, adoption.left_out, right
-        )
+        return FileAdoption(name, kind, posted, chunk.name, members, rows, adoption.left_out, right)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,9 @@ def posted(other, bodies):
 def test_posted_files_are_adopted_once_and_never_paid_again(caf, posted, network, ledger):
     charged = network.state()["charged"]
     dry = caf("adopt", "src", str(posted), "--strip", "1", "--dry-run", "--json")
-    assert (dry.status, lines_of(dry)[-1]["would_adopt"], ledger.chunks.list()) == (0, 2, [])
+    file, sums = lines_of(dry)
+    assert (dry.status, file["kind"], file["would_adopt"]) == (0, "would_adopt", 2)
+    assert (sums["files"], sums["would_adopt"], ledger.chunks.list()) == ({"would_adopt": 1}, 2, [])
     done = caf("adopt", "src", str(posted), "--strip", "1")
     assert done.status == 0, done.err
     assert "2 objects of 2 members" in done.out.decode()

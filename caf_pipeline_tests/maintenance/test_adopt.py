@@ -197,8 +197,9 @@ def test_object_in_two_files_is_adopted_once(open_context, tmp_path):
         context, write(tmp_path / "2.caf", {key: members[key] for key in ("key-1", "key-2")})
     )
     third = post(context, write(tmp_path / "3.caf", {"key-1": members["key-1"]}))
-    dry = adopt(context, first, dry_run=True)
-    assert (dry[0].kind, dry[0].rows, context.ledger.chunks.list()) == (AdoptionKind.ADOPTED, 2, [])
+    dry = adopt(context, first, second, dry_run=True)
+    assert [(result.kind, result.rows) for result in dry] == [("would_adopt", 2)] * 2
+    assert context.ledger.chunks.list() == []
     done = adopt(context, first, second, third)
     assert [(result.kind, result.rows) for result in done] == [
         ("adopted", 2),
