@@ -26,6 +26,7 @@ from caf_pipeline.settings import load_settings
 _SENTENCES: Final = {
     "not_planned": "not archived: no plan has them yet",
     "claimed": "not archived yet: a chunk under way has them",
+    "left_out": "not archived: a filter of the source leaves them out",
     "skipped": "not archived: skipped",
     "changed": "changed in S3 since they were archived",
     "metadata_changed": "archived, but written again in S3 with other headers or user metadata",
@@ -51,6 +52,7 @@ _HINTS: Final = {
     "damaged": "'caf repair {source}' mends damaged chunks",
     "too_few_copies": "'caf repair {source}' mends damaged chunks",
     "not_planned": "'caf run {source}' archives what is new or changed",
+    "left_out": "to archive them, too, change the filters of sources.{source} in caf.toml",
     "changed": "'caf run {source}' archives what is new or changed",
     "metadata_changed": "'caf run {source}' archives them again with their new metadata",
     "rewritten": "'caf run {source}' archives them again",

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import IntegrityError, StagingError, UsageError
+from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA
 from caf_pipeline.inventory.manifest import MANIFEST_SCHEMA
@@ -123,6 +124,7 @@ def decide(
     assessments=ASSESSMENTS,
     *,
     rewritten=(),
+    filters=NO_FILTER,
 ) -> Decided:
     folder.mkdir(exist_ok=True)
     snapshot = write_snapshot(folder / "s.parquet", *[[item] for item in objects])
@@ -136,6 +138,7 @@ def decide(
         standing,
         write_rewritten(folder / "r.parquet", rewritten),
         assessments,
+        filters=filters,
     )
     decided = [each for batch in decisions.batches() for each in batch.to_pylist()]
     assert len(decided) == snapshot.object_count
@@ -269,6 +272,34 @@ def test_claimed_skipped_and_new_objects_are_distinguished(tmp_path):
     assert decided.details() == ["", "", "cold_storage", "unsupported_key"]
 
 
+def test_an_object_that_a_filter_leaves_out_has_this_reason(tmp_path):
+    archived, changed, claimed, new, skipped, large, selected = (
+        thing(key, size=size)
+        for key, size in (
+            (b"x/archived", 1),
+            (b"x/changed", 1),
+            (b"x/claimed", 1),
+            (b"x/new", 1),
+            (b"x/skipped", 1),
+            (b"y/large", 9),
+            (b"y/new", 1),
+        )
+    )
+    decided = decide(
+        tmp_path,
+        [archived, replace(changed, etag="new"), claimed, new, skipped, large, selected],
+        [row(archived), row(changed)],
+        [
+            StandingRow(claimed.key, claimed.object_version, "claimed"),
+            StandingRow(skipped.key, skipped.object_version, "skipped", "cold_storage"),
+        ],
+        filters=ObjectFilter(exclude=("x/*",), max_size_bytes=8),
+    )
+    out = "left_out"
+    assert decided.reasons() == [None, out, "claimed", out, out, out, "not_planned"]
+    assert decided.details()[3:] == ["by exclude", "by exclude", "by max_size", ""]
+
+
 def test_encoded_form_of_a_key_is_another_key(tmp_path):
     plain = thing(b"%FF")
     known = [StandingRow(b"%FF", plain.object_version, "skipped", "unsupported_key")]
@@ -323,8 +354,9 @@ def test_a_file_that_cannot_be_read_is_an_integrity_error(tmp_path):
         write_standing(tmp_path / "k.parquet", []),
         write_rewritten(tmp_path / "r.parquet", []),
     )
+    files = snapshot.path, tmp_path / "l.parquet", standing, rewritten
     with pytest.raises(IntegrityError):
-        list(Decisions(snapshot.path, tmp_path / "l.parquet", standing, rewritten, []).batches())
+        list(Decisions(*files, [], filters=NO_FILTER).batches())
 
 
 def test_sums_are_kept_by_reason_and_by_skip(tmp_path):

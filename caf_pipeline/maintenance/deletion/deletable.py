@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.headers import HEADERS, ID_BYTES
 from caf_pipeline.inventory.key_windows import key_windows
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
@@ -28,6 +29,7 @@ class Unsafe(StrEnum):
 
     NOT_PLANNED = "not_planned"
     CLAIMED = "claimed"
+    LEFT_OUT = "left_out"
     SKIPPED = "skipped"
     CHANGED = "changed"
     METADATA_CHANGED = "metadata_changed"
@@ -81,10 +83,10 @@ _ASSESSMENT_SCHEMA: Final = pa.schema(
 # there now. An empty or weak ETag (RFC 9110, 8.8.1) may stay while the bytes change. A version id
 # with other characters would need encoding, and S3 does not document whether it decodes that
 # column. A split object is as safe as the worst of its chunks: it needs all parts, and they must
-# add up to its size.
+# add up to its size. A filter says why an object is not archived, even if it was skipped before.
 _DECIDED: Final = """
     WITH listed AS (
-        SELECT *, version_id IS NULL
+        SELECT *, {left_out} AS left_out, version_id IS NULL
             AND count(*) FILTER (version_id IS NULL) OVER (PARTITION BY key) > 1 AS twice
         FROM snapshot
     ), known AS (
@@ -142,6 +144,7 @@ _DECIDED: Final = """
                         coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*'
                     ) THEN 'not_expressible' END
                 WHEN known.claimed THEN 'claimed'
+                WHEN left_out IS NOT NULL THEN 'left_out'
                 WHEN known.skipped IS NOT NULL THEN 'skipped'
                 WHEN not_proven.key IS NOT NULL THEN 'rewritten'
                 WHEN same_bytes.key IS NOT NULL AND listed.version_id IS NULL
@@ -153,6 +156,7 @@ _DECIDED: Final = """
                 WHEN twice THEN 'it was listed twice, with different ETags'
                 WHEN whole.key IS NOT NULL THEN assessment.detail
                 WHEN known.claimed THEN NULL
+                WHEN left_out IS NOT NULL THEN concat('by ', left_out)
                 ELSE coalesce(known.skipped, not_proven.detail) END AS explanation
         FROM listed
         LEFT JOIN whole
@@ -198,8 +202,10 @@ class Decisions:
         standing: Path,
         rewritten: Path,
         assessments: Iterable[ChunkAssessment],
+        *,
+        filters: ObjectFilter,
     ) -> None:
-        """Sorted copies are written beside `located`.
+        """Sorted copies are written beside `located`. `filters` are those of the source now.
 
         Objects have identities (`current.identify`), which change with rewritten headers.
         """
@@ -207,6 +213,7 @@ class Decisions:
         self._located = located
         self._standing = standing
         self._rewritten = rewritten
+        self._statement = _DECIDED.format(left_out=filters.sql)
         fields = _ASSESSMENT_SCHEMA.names
         self._assessments = pa.Table.from_pylist(
             [{name: getattr(entry, name) for name in fields} for entry in assessments],
@@ -239,7 +246,7 @@ class Decisions:
                     query.connection.register("located", located_rows.until(until))
                     query.connection.register("standing", standing_rows.until(until))
                     query.connection.register("rewritten", rewritten_rows.until(until))
-                    for batch in query.batches(_DECIDED):
+                    for batch in query.batches(self._statement):
                         yield batch.select(DECISION_SCHEMA.names).cast(DECISION_SCHEMA)
                     ((count, keys),) = query.rows(
                         f"SELECT count(*), min(key, {examples}) FROM ({_GONE})"

@@ -40,7 +40,7 @@ from caf_pipeline.maintenance.deletion.files import (
 from caf_pipeline.records import posting_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import take_inventory
-from caf_pipeline.steps.planning import record_current
+from caf_pipeline.steps.planning import filters_of, record_current
 from caf_pipeline.system.folder_lock import reading
 
 EXAMPLES: Final = 5
@@ -133,7 +133,12 @@ def find_deletable(
                 )
             rechecked = list(recheck(context, assessments))
             decisions = Decisions(
-                current.identified, chunks.located, current.standing, current.rewritten, rechecked
+                current.identified,
+                chunks.located,
+                current.standing,
+                current.rewritten,
+                rechecked,
+                filters=filters_of(context, snapshot),
             )
             with _Lists(
                 manifest, report, context.source, bucket=bucket, with_versions=with_versions
