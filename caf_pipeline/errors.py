@@ -140,6 +140,8 @@ def with_hint(error: Exception) -> str:
 
 def one_line(text: str) -> str:
     """Escape control characters, so that text from a server cannot move the cursor."""
+    if text.isprintable():
+        return text
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text

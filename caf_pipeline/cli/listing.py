@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import groupby
-from typing import Annotated, Final
+from itertools import groupby, islice
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -27,13 +27,15 @@ from caf_pipeline.cli.terminal import (
     show_time,
 )
 from caf_pipeline.errors import NotLocated, UsageError
-from caf_pipeline.ledger.records import Location, LocationLookups
+from caf_pipeline.inventory.objects import can_be_stored
+from caf_pipeline.ledger.records import ListedObject, Location, LocationLookups
 from caf_pipeline.retrieval.listing import (
     common_prefix,
     every,
     is_current,
     list_level,
     list_objects,
+    list_rows,
     list_versions,
 )
 from caf_pipeline.retrieval.reader import not_located
@@ -69,6 +71,16 @@ def ls(  # noqa: PLR0917 - the command line's options
     versions: Annotated[
         bool, typer.Option("--versions", help="Show every archived version of each key.")
     ] = False,
+    start_after: Annotated[
+        str,
+        typer.Option(
+            "--start-after", metavar="KEY", help="Show only what follows KEY in byte order."
+        ),
+    ] = "",
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", min=1, help="Show at most N keys and prefixes."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     r"""List archived objects below a prefix.
@@ -88,35 +100,47 @@ def ls(  # noqa: PLR0917 - the command line's options
     --versions lists every archived version, newest first, with its version id; in a bucket without
     versions, with `etag:<ETag>:<size>`.
 
-    Keys are sorted by their bytes. Control characters and '\' are escaped, except with --json.
+    Keys are sorted by their bytes. Control characters and '\' are escaped, except with --json. To
+    list in pages, give the last key or prefix of a page to --start-after, until a page is empty.
 
     \b
     Examples:
       caf ls demo packages/rich/ -l
       caf ls demo packages/ --recursive --as-of 2026-11-21T10:00
       caf ls demo --recursive --json | jq -r 'select(.status == "gone").key'
+      caf ls demo --recursive --limit 1000 --start-after packages/rich/py.typed
 
     \b
     Exit status: 0, 3, 6
-      2   TIME is not a time, or options exclude each other.
-      11  No archived key begins with PREFIX.
+      2   TIME is not a time, KEY cannot be a key, or options exclude each other.
+      11  No archived key begins with PREFIX. Not with --start-after.
     """
     moment = read_moment(as_of, current)
+    if start_after and not can_be_stored(start_after):
+        raise UsageError("--start-after is not 1 to 1,024 bytes of UTF-8.", hint="Give a key.")
     if versions and (moment or current):
         raise UsageError("--versions excludes --as-of and --current.", hint="Give one of them.")
-    list_entries = list_objects if recursive else list_level
     empty, older, unknown = True, 0, 0
     with _opened(source) as lookup:
-        entries: Iterator[Location | str] = list_entries(
-            lookup, source, prefix, include=status_filter(current), as_of=moment
+        list_entries: Callable[..., Iterator[Any]] = (
+            list_level if not recursive else list_objects if versions else list_rows
         )
+        listed = list_entries(
+            lookup,
+            source,
+            prefix,
+            include=status_filter(current),
+            as_of=moment,
+            start_after=start_after,
+        )
+        entries = islice(listed, limit)
         for entry in list_versions(lookup, source, entries) if versions else entries:
             empty = False
-            if isinstance(entry, Location):
+            if not isinstance(entry, str):
                 older += entry.older_versions
                 unknown += entry.from_unknown_post
             _print_entry(entry, long, json, versions=versions)
-        if empty:
+        if empty and not start_after:
             raise nothing_listed(lookup, source, prefix, current, moment)
     if unknown:
         note(f"{source}: {counted(unknown, 'object')} of these from unknown posts: -l marks them")
@@ -184,20 +208,20 @@ def find(  # noqa: PLR0917 - the command line's options
     matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
     moment, has_status = read_moment(as_of, current), status_filter(current)
 
-    def is_selected(location: Location) -> bool:
+    def is_selected(row: ListedObject) -> bool:
         return (
-            matches(location.row.key) is not None
-            and (sizes[0] is None or location.size_bytes > sizes[0])
-            and (sizes[1] is None or location.size_bytes < sizes[1])
-            and (times[0] is None or location.row.last_modified > times[0])
-            and (times[1] is None or location.row.last_modified < times[1])
-            and has_status(location)
+            matches(row.key) is not None
+            and (sizes[0] is None or row.size_bytes > sizes[0])
+            and (sizes[1] is None or row.size_bytes < sizes[1])
+            and (times[0] is None or row.last_modified > times[0])
+            and (times[1] is None or row.last_modified < times[1])
+            and has_status(row)
         )
 
     prefix = re.split(r"[*?]", pattern, maxsplit=1)[0]
     with _opened(source) as lookup:
-        for location in list_objects(lookup, source, prefix, include=is_selected, as_of=moment):
-            _print_entry(location, long, json)
+        for row in list_rows(lookup, source, prefix, include=is_selected, as_of=moment):
+            _print_entry(row, long, json)
 
 
 def du(  # noqa: PLR0917 - the command line's options
@@ -227,13 +251,11 @@ def du(  # noqa: PLR0917 - the command line's options
     moment = read_moment(as_of, current)
     total_objects = total_bytes = 0
     with _opened(source) as lookup:
-        listed = list_objects(lookup, source, prefix, include=status_filter(current), as_of=moment)
-        for below, members in groupby(
-            listed, lambda location: common_prefix(prefix, location.row.key)
-        ):
+        listed = list_rows(lookup, source, prefix, include=status_filter(current), as_of=moment)
+        for below, members in groupby(listed, lambda row: common_prefix(prefix, row.key)):
             objects = size_bytes = 0
-            for location in members:
-                objects, size_bytes = objects + 1, size_bytes + location.size_bytes
+            for row in members:
+                objects, size_bytes = objects + 1, size_bytes + row.size_bytes
             total_objects, total_bytes = total_objects + objects, total_bytes + size_bytes
             if below and not summarize:
                 _print_sum(below, objects, size_bytes, json)
@@ -250,7 +272,7 @@ def _opened(source: str) -> Iterator[LocationLookups]:
         yield lookup
 
 
-def status_filter(current: bool) -> Callable[[Location], bool]:
+def status_filter(current: bool) -> Callable[[Location | ListedObject], bool]:
     """Return the filter for --current."""
     return is_current if current else every
 
@@ -279,7 +301,9 @@ def read_moment(as_of: str | None, current: bool) -> datetime | None:
     return None if as_of is None else parse_time(as_of)
 
 
-def _print_entry(entry: Location | str, long: bool, json: bool, *, versions: bool = False) -> None:
+def _print_entry(
+    entry: ListedObject | Location | str, long: bool, json: bool, *, versions: bool = False
+) -> None:
     if isinstance(entry, str):
         if json:
             print_json(prefix=entry)
@@ -287,24 +311,24 @@ def _print_entry(entry: Location | str, long: bool, json: bool, *, versions: boo
         indent = f"{'':>19}  {'':>19}  {'':8}  " if long or versions else ""
         sys.stdout.write(f"{indent}{printable(entry)}\n")
         return
-    row = entry.row
+    row = entry if isinstance(entry, ListedObject) else ListedObject.of(entry)
     if json:
         print_json(
             key=row.key,
-            size_bytes=entry.size_bytes,
-            last_modified=row.last_modified,
-            status=entry.status,
+            size_bytes=row.size_bytes,
+            last_modified=row.last_modified.astimezone(UTC),
+            status=row.status,
             etag=row.etag,
             object_version=row.object_version,
             version_id=row.version_id,
             sha256=row.sha256 or None,
-            chunks=[part.chunk for part in entry.ranges],
+            chunks=row.chunks,
         )
         return
     columns = ""
     if long or versions:
         modified = f"{row.last_modified.astimezone(UTC):{_TIME}}"
-        columns = f"{entry.size_bytes:>19,}  {modified}  {entry.status:8}  "
+        columns = f"{row.size_bytes:>19,}  {modified}  {row.status:8}  "
     if versions:
         columns += f"{printable(row.object_version)}  "
     sys.stdout.write(f"{columns}{printable(row.key)}\n")

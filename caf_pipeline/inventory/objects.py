@@ -237,6 +237,13 @@ def can_be_stored(text: str) -> bool:
     return is_supported(text.encode("utf-8", "surrogatepass"))
 
 
+LEAST: Final = "\x01"
+"""A key with this character appended is the least text greater than the key."""
+
+BEHIND_ALL: Final = "\U0010ffff" * (MAX_KEY_BYTES // 4 + 1)
+"""Greater than every key."""
+
+
 @dataclass(frozen=True, slots=True)
 class CurrentException:
     """The key had this identity at `stated_at`; None: it was deleted.

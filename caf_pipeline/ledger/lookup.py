@@ -24,12 +24,13 @@ from psycopg.rows import args_row, scalar_row
 from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.location_row import LocationRow
-from caf_pipeline.inventory.objects import can_be_stored, is_supported
+from caf_pipeline.inventory.objects import LEAST, can_be_stored, is_supported
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.records import (
     ChunkHeader,
     Currency,
     EncryptedChunk,
+    ListedObject,
     LocatedRange,
     Location,
     NotArchived,
@@ -154,8 +155,7 @@ class Lookup:
                 if last_seen and in_force and currency.gone_at:
                     seen_at = _last_seen(connection, source, chosen, in_force)
                     currency = replace(currency, last_seen=seen_at)
-                location = _location(chosen, currency)
-                located[key] = replace(location, older_versions=len(versions) - 1)
+                located[key] = _location(chosen, currency, len(versions) - 1)
         return located
 
     def locate_versions(self, source: str, keys: Iterable[str]) -> Mapping[str, Sequence[Location]]:
@@ -189,13 +189,54 @@ class Lookup:
             for version in versions
         ], rows[0][-1] if rows else 0
 
-    def archived_keys(self, source: str, start: str, end: str | None, limit: int) -> Sequence[str]:
+    def archived_keys(self, source: str, start: str, end: str, limit: int) -> Sequence[str]:
         """In byte order, from `[start, end)`. They may have no location in good standing."""
         if not can_be_stored(source):
             return []
         return self._column(
             query("archived_keys"), {"source": source, "start": start, "end": end, "limit": limit}
         )
+
+    def list_page(
+        self, source: str, start: str, end: str, limit: int
+    ) -> tuple[Sequence[ListedObject], str | None]:
+        """Return the objects of the first keys in `[start, end)`, in byte order.
+
+        Also returns where the next page begins; None if there is none. The objects are those of
+        `locate_many`, which is asked only for the few keys with more than one row in good standing.
+        `limit` counts rows.
+        """
+        if not can_be_stored(source):
+            return [], None
+        values = {"source": source, "start": start, "end": end, "limit": limit, "good": GOOD}
+        with self._connections.connection() as connection:
+            cursor = connection.cursor(binary=True).execute(query("list_page"), values)
+            rows = defaultdict(list)
+            for kind, *facts in cursor.fetchall():
+                rows[kind].append(facts)
+        chunks = {facts[-1]: facts[:1] for facts in rows["chunk"]}
+        others = {facts[0] for facts in rows["other"]}
+        objects: dict[str, ListedObject | None] = {}
+        for key, size, modified, etag, version, version_id, sha256, part, chunk in rows["row"]:
+            if part or chunk not in chunks or key in others or key in objects:
+                objects[key] = None
+            else:
+                objects[key] = ListedObject(
+                    key, size, modified, "current", etag, version, version_id, sha256, chunks[chunk]
+                )
+        following = None
+        if len(rows["row"]) == limit:  # the last key may have more rows
+            following = rows["row"][-1][0]
+            if len(objects) > 1:
+                del objects[following]
+            else:
+                objects[following], following = None, f"{following}{LEAST}"
+        located = self.locate_many(source, [key for key, listed in objects.items() if not listed])
+        return [
+            listed or ListedObject.of(located[key])
+            for key, listed in objects.items()
+            if listed or key in located
+        ], following
 
     def count_not_archived(
         self, source: str, plain: KeyRange, encoded: KeyRange
@@ -368,7 +409,9 @@ def _look_up(
 _posting: Final = lru_cache(64)(PostRecord)  # objects that are read together are in few chunks
 
 
-def _location(row: LookupRow, currency: Currency | None = None) -> Location:
+def _location(
+    row: LookupRow, currency: Currency | None = None, older_versions: int = 0
+) -> Location:
     location = LocationRow(
         row.key,
         row.object_version,
@@ -397,7 +440,7 @@ def _location(row: LookupRow, currency: Currency | None = None) -> Location:
         for part in row.parts or ()
     ]
     return Location(
-        location, row.chunk, posting, currency, parts, from_unknown_post=row.from_unknown_post
+        location, row.chunk, posting, currency, parts, older_versions, row.from_unknown_post
     )
 
 

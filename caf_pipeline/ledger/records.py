@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 from urllib.parse import quote_from_bytes
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
@@ -450,6 +450,39 @@ class Location:
         ]
 
 
+class ListedObject(NamedTuple):
+    """What a listing shows of a key's `Location`. A tuple, since a listing has millions."""
+
+    key: str
+    size_bytes: int
+    last_modified: datetime
+    status: str
+    etag: str
+    object_version: str
+    version_id: str | None
+    sha256: bytes
+    chunks: Sequence[str]
+    older_versions: int = 0
+    from_unknown_post: bool = False
+
+    @classmethod
+    def of(cls, location: Location) -> "ListedObject":
+        row = location.row
+        return cls(
+            row.key,
+            location.size_bytes,
+            row.last_modified,
+            location.status,
+            row.etag,
+            row.object_version,
+            row.version_id,
+            row.sha256,
+            [part.chunk for part in location.ranges],
+            location.older_versions,
+            location.from_unknown_post,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class InventoryRecord:
     """A planned inventory of keys greater than `after`, up to and including `until`."""
@@ -683,9 +716,11 @@ class LocationLookups(Protocol):
 
     def not_archived(self, source: str, key: str) -> Sequence[NotArchived]: ...
 
-    def archived_keys(
-        self, source: str, start: str, end: str | None, limit: int
-    ) -> Sequence[str]: ...
+    def archived_keys(self, source: str, start: str, end: str, limit: int) -> Sequence[str]: ...
+
+    def list_page(
+        self, source: str, start: str, end: str, limit: int
+    ) -> tuple[Sequence[ListedObject], str | None]: ...
 
     def count_not_archived(
         self, source: str, plain: tuple[str, str | None], encoded: tuple[str, str | None]

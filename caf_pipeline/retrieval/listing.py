@@ -10,25 +10,35 @@ from itertools import groupby, islice
 from typing import Final
 from urllib.parse import quote_from_bytes
 
-from caf_pipeline.inventory.objects import VERSION_MARK, can_be_stored, is_supported
-from caf_pipeline.ledger.records import Location, LocationLookups
+from caf_pipeline.inventory.objects import (
+    BEHIND_ALL,
+    LEAST,
+    VERSION_MARK,
+    can_be_stored,
+    is_supported,
+)
+from caf_pipeline.ledger.records import ListedObject, Location, LocationLookups
 
 PAGE_KEYS: Final = 1000
 """Keys per query; S3 lists as many."""
+
+PAGE_ROWS: Final = 10_000
+"""Rows per query of `list_rows`: a third of the CPU time of pages of 1,000, and about 10 MB."""
 
 DELIMITER: Final = "/"
 
 _NO_KEYS: Final = ("", "")
 
 LocationFilter = Callable[[Location], bool]
+RowFilter = Callable[[ListedObject], bool]
 
 
-def every(location: Location) -> bool:
+def every(location: Location | ListedObject) -> bool:
     """Include every object."""
     return True
 
 
-def is_current(location: Location) -> bool:
+def is_current(location: Location | ListedObject) -> bool:
     """Include objects that were in the bucket at the last inventory."""
     return location.status == "current"
 
@@ -40,15 +50,38 @@ def list_objects(
     *,
     include: LocationFilter = every,
     as_of: datetime | None = None,
+    start_after: str = "",
 ) -> Iterator[Location]:
-    """Yield each key's included object, as known at `as_of`.
+    """Yield the included object of each key behind `start_after`, as known at `as_of`.
 
     A prefix that ends inside a character matches no key.
     """
-    pages = _Pages(lookup, source, prefix)
+    pages = _Pages(lookup, source, prefix, start_after)
     while keys := pages.next():
         located = lookup.locate_many(source, keys, as_of=as_of)
         yield from (located[key] for key in keys if key in located and include(located[key]))
+
+
+def list_rows(
+    lookup: LocationLookups,
+    source: str,
+    prefix: str = "",
+    *,
+    include: RowFilter = every,
+    as_of: datetime | None = None,
+    start_after: str = "",
+) -> Iterator[ListedObject]:
+    """Yield what `list_objects` yields, without the place of the bytes, in less CPU time."""
+    if as_of:
+        for location in list_objects(lookup, source, prefix, as_of=as_of, start_after=start_after):
+            if include(listed := ListedObject.of(location)):
+                yield listed
+        return
+    pages = _Pages(lookup, source, prefix, start_after)
+    start = pages.start
+    while start is not None:
+        rows, start = lookup.list_page(source, start, pages.end, PAGE_ROWS)
+        yield from filter(include, rows)
 
 
 def list_level(
@@ -58,10 +91,12 @@ def list_level(
     *,
     include: LocationFilter = every,
     as_of: datetime | None = None,
+    start_after: str = "",
 ) -> Iterator[Location | str]:
     """Yield one level below `prefix`, as S3 does with a delimiter.
 
-    A common prefix is text, has an included object, and costs one query.
+    A common prefix is text, has an included object, and costs one query. It is left out if it is
+    not greater than `start_after`.
     """
 
     def locate(keys: list[str]) -> dict[str, Location]:
@@ -71,7 +106,9 @@ def list_level(
             if include(location)
         }
 
-    pages = _Pages(lookup, source, prefix)
+    pages = _Pages(lookup, source, prefix, start_after)
+    if start_after.startswith(prefix) and (group := common_prefix(prefix, start_after)):
+        pages.skip(group)
     while keys := pages.next():
         groups = [
             (group, list(members))
@@ -145,22 +182,24 @@ def count_not_archived(lookup: LocationLookups, source: str, prefix: str) -> tup
 
 
 class _Pages:
-    def __init__(self, lookup: LocationLookups, source: str, prefix: str) -> None:
+    def __init__(self, lookup: LocationLookups, source: str, prefix: str, start_after: str) -> None:
         self._lookup = lookup
         self._source = source
-        self._start: str | None = prefix if not prefix or can_be_stored(prefix) else None
-        self._end = _behind(prefix)
+        self.start: str | None = prefix if not prefix or can_be_stored(prefix) else None
+        self.end = _behind(prefix) or BEHIND_ALL
+        if self.start is not None and start_after:
+            self.start = max(self.start, f"{start_after}{LEAST}")
 
     def next(self) -> list[str]:
-        if self._start is None:
+        if self.start is None:
             return []
-        keys = list(self._lookup.archived_keys(self._source, self._start, self._end, PAGE_KEYS))
+        keys = list(self._lookup.archived_keys(self._source, self.start, self.end, PAGE_KEYS))
         if keys:
-            self._start = f"{keys[-1]}\x01"  # the least text behind a key: no key has a NUL
+            self.start = f"{keys[-1]}{LEAST}"
         return keys
 
     def skip(self, prefix: str) -> None:
-        self._start = _behind(prefix)
+        self.start = _behind(prefix)
 
 
 def common_prefix(prefix: str, key: str) -> str:

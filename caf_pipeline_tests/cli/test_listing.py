@@ -73,6 +73,17 @@ def test_every_key_is_listed_as_a_look_up_gives_it(caf):
     assert all(row["chunks"] and len(row["sha256"]) == 64 for row in listed)
 
 
+def test_a_listing_in_pages_is_the_whole_listing(caf):
+    for options in ([], ["-r"], ["-r", "--versions"]):
+        entries, last = [], []
+        while page := objects(caf("ls", "src", *options, "--limit", "3", "--json", *last)):
+            assert len(page) <= 3
+            entries += page
+            last = ["--start-after", page[-1].get("prefix") or page[-1]["key"]]
+        assert entries == objects(caf("ls", "src", *options, "--json"))
+    expect_error(caf("ls", "src", "--start-after", "k" * 1025), 2, "1,024")
+
+
 def test_the_option_current_lists_only_objects_in_s3(caf):
     assert lines(caf("ls", "src", "logs/", "--current")) == ["logs/", "logs/2026/"]
     assert "logs/2025/c.gz" not in lines(caf("ls", "src", "-r", "--current"))

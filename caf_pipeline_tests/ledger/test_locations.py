@@ -233,9 +233,20 @@ def test_claims_of_what_is_restored_are_found_in_the_index(plan_of):
     )
 
 
+def test_a_page_of_rows_begins_and_ends_in_the_index(plan_of):
+    values = {"source": "'src'", "start": "'a'", "end": "'b'", "limit": "10", "good": "'{located}'"}
+    (condition,) = [
+        after
+        for before, after in pairwise(plan_of(query("list_page"), **values).splitlines())
+        if "using file_locations_pkey" in before
+    ]
+    assert "file_path >= 'a'" in condition
+    assert "file_path < 'b'" in condition
+
+
 def test_a_page_of_keys_is_read_from_the_index_alone(plan_of):
     plan = plan_of(
-        query("archived_keys") % {"source": "'src'", "start": "'a'", "end": "NULL", "limit": 10}
+        query("archived_keys") % {"source": "'src'", "start": "'a'", "end": "'b'", "limit": 10}
     )
     assert "Index Only Scan" in plan
     assert "file_locations_pkey" in plan

@@ -17,7 +17,7 @@ from caf_pipeline.maintenance.doctor.findings import Actor, Kind, UnknownPosts
 from caf_pipeline.maintenance.doctor.key_changes import Change
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.records import posting_of
-from caf_pipeline.retrieval.listing import list_objects
+from caf_pipeline.retrieval.listing import list_rows
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.names import archive_note, mac_of
 from caf_pipeline.store.protocol import post_mac
@@ -182,7 +182,7 @@ def test_added_forgery_never_supersedes_own_content(context, thief):
     thief({"key-0": FORGED, "new": FORGED})
     assert len(ordered(context)) == 1
     own_content_is_returned(context, bodies)
-    listed = {entry.row.key: entry.status for entry in list_objects(context.ledger.lookup, "src")}
+    listed = {row.key: row.status for row in list_rows(context.ledger.lookup, "src")}
     assert listed == dict.fromkeys(bodies, "current") | {"new": UNKNOWN_POST}
     forged = context.ledger.lookup.locate_versions("src", ["key-0"])["key-0"][1]
     assert (forged.status, forged.from_unknown_post) == (UNKNOWN_POST, True)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import NotLocated, UsageError
 from caf_pipeline.inventory.objects import CurrentException, SkipReason
-from caf_pipeline.ledger.records import InventoryRecord, Location
+from caf_pipeline.ledger.records import InventoryRecord, ListedObject, Location
 from caf_pipeline.retrieval import listing
-from caf_pipeline.retrieval.listing import is_current, list_level, list_objects
+from caf_pipeline.retrieval.listing import is_current, list_level, list_objects, list_rows
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline_tests.support.ledger_rows import (
     EARLY,
@@ -39,10 +39,15 @@ LATER = EARLY + timedelta(days=1)
 @pytest.fixture(params=[1, 3, 1000])
 def _page(request, monkeypatch):
     monkeypatch.setattr(listing, "PAGE_KEYS", request.param)
+    monkeypatch.setattr(listing, "PAGE_ROWS", request.param)
 
 
 def keys_of(ledger, prefix="", **more):
-    return [location.row.key for location in list_objects(ledger.lookup, SOURCE, prefix, **more)]
+    """Return the keys of `list_objects`, which `list_rows` also lists, with the same facts."""
+    located = list(list_objects(ledger.lookup, SOURCE, prefix, **more))
+    rows = list(list_rows(ledger.lookup, SOURCE, prefix, **more))
+    assert rows == [ListedObject.of(location) for location in located]
+    return [row.key for row in rows]
 
 
 def level_of(ledger, prefix="", **more):
@@ -87,6 +92,24 @@ def test_each_key_is_listed_once_in_byte_order(ledger):
     listed = list(list_objects(ledger.lookup, SOURCE))
     assert [location.row.key for location in listed] == in_order(keys)
     assert all(location == ledger.lookup.locate(SOURCE, location.row.key) for location in listed)
+    assert keys_of(ledger) == in_order(keys)
+
+
+@pytest.mark.usefixtures("_page")
+def test_a_page_follows_its_start_in_byte_order(ledger):
+    keys = ["a", "dir", "dir/1", "dir/2", "dir0", "z/1", "\ud7ff", "\ue000", "\U0010ffff" * 256]
+    archive(ledger, keys)
+    for prefix in ("", "dir", "dir/", "z"):
+        for start in [*keys, "dir/", "dir/1x", "z/", "zz", "b"]:
+            below = [key for key in in_order(keys) if key.startswith(prefix)]
+            assert keys_of(ledger, prefix, start_after=start) == [
+                key for key in below if key.encode() > start.encode()
+            ]
+            assert level_of(ledger, prefix, start_after=start) == [
+                entry
+                for entry in level_by_hand(keys, prefix)
+                if "".join(entry).encode() > start.encode()
+            ]
 
 
 @pytest.mark.usefixtures("_page")
@@ -213,6 +236,7 @@ def test_gone_and_older_objects_are_listed_with_their_status(
     )
     listed = {location.row.key: location.status for location in list_objects(ledger.lookup, SOURCE)}
     assert listed == {"a/gone": "gone", "a/kept": "current", "b/gone": "gone", "older": "older"}
+    assert keys_of(ledger) == list(listed)
     assert keys_of(ledger, include=is_current) == ["a/kept"]
     assert level_of(ledger, include=is_current) == [["a/"]]
 
@@ -308,6 +332,7 @@ def test_as_of_and_now_choose_the_same_version(ledger):
     register(ledger, ["x"])
     version(ledger, "a", 1, 1)
     version(ledger, "a", 2, 1)
+    assert keys_of(ledger) == ["a"]
     assert as_of(ledger, 1)["a"][0] == ledger.lookup.locate(SOURCE, "a").row.object_version
     state(ledger, 3, ("a", "v1"))
     state(ledger, 5, ("a", "v2"))

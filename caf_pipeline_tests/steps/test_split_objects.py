@@ -27,7 +27,7 @@ from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.rebuild import FileKind, rebuild
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.packing.journal.writer import CheckpointPace
-from caf_pipeline.retrieval.listing import list_objects
+from caf_pipeline.retrieval.listing import list_rows
 from caf_pipeline.retrieval.log_search import LogSearch, Period
 from caf_pipeline.retrieval.reader import fetch, not_located, save
 from caf_pipeline.run_context import Lazy
@@ -196,7 +196,7 @@ def is_nowhere(context):
         and bool(settled) <= bool(held)
         and not any(row["key"] == b"huge" for row in rows)
         and not ledger.content.located_versions("src", ["huge"])
-        and "huge" not in [entry.row.key for entry in list_objects(ledger.lookup, "src")]
+        and "huge" not in [row.key for row in list_rows(ledger.lookup, "src")]
         and ledger.chunks.account("src").located_objects == whole
     )
 
@@ -219,9 +219,9 @@ def test_object_larger_than_chunk_is_split_and_reads_back(context, source, tmp_p
         len(HUGE),
         b"",
     )
-    assert {
-        entry.row.key: entry.size_bytes for entry in list_objects(context.ledger.lookup, "src")
-    } == {key: len(body) for key, body in source.bodies.items()}
+    assert {row.key: row.size_bytes for row in list_rows(context.ledger.lookup, "src")} == {
+        key: len(body) for key, body in source.bodies.items()
+    }
     assert {chunk.state for chunk in context.ledger.chunks.list("src")} == {ChunkState.LOCATED}
 
 
