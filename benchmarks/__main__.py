@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
+from benchmarks import ledger_size, report
 from benchmarks.case import SCALES, Bench, Case
 from benchmarks.cases import CASES
 from benchmarks.inputs import KEPT
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "cases",
         nargs="*",
         metavar="CASE",
-        help=f"cases to measure (default: all): {', '.join(CASES)}",
+        help=f"cases to measure (default: all but the last): {', '.join(CASES)}, "
+        f"{ledger_size.NAME}",
     )
     parser.add_argument(
         "--scale", choices=SCALES, default="full", help="size of the inputs (default: full)"
@@ -61,9 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="append the results to benchmarks/history.jsonl and update the page",
     )
     options = parser.parse_args(arguments)
-    if unknown := set(options.cases) - set(CASES):
+    names = options.cases or list(CASES)
+    if unknown := set(names) - {*CASES, ledger_size.NAME}:
         parser.error(f"unknown case {sorted(unknown)[0]!r}; choose from {', '.join(CASES)}")
-    if missing := [program for program in PEERS if not shutil.which(program)]:
+    missing = [program for program in PEERS if not shutil.which(program)]
+    if missing and names != [ledger_size.NAME]:
         parser.error(
             f"not installed: {', '.join(missing)}; the benchmarks compare caf with these programs"
         )
@@ -71,8 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, contextlib.ExitStack() as stack:
         Path(folder).chmod(0o755)  # else root's ledgers are in /var/lib, and stay there
         bench = Bench(Path(folder).resolve(), options.scale, stack)
-        for name in options.cases or CASES:
-            report.publish(measure(CASES[name], bench, options.pairs), keep=options.keep)
+        for name in names:
+            if name == ledger_size.NAME:
+                result = ledger_size.measure(bench.folder, options.scale)
+                result = {"case": name, "scale": options.scale, **result, **report.about()}
+            else:
+                result = measure(CASES[name], bench, options.pairs)
+            report.publish(result, keep=options.keep)
     if options.keep:
         report.write(report.HISTORY)
 

@@ -29,6 +29,14 @@ _OBJECTS = """
     FROM range($first, $last) AS numbers(number)"""
 
 
+def objects(first: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Yield the objects of these numbers as batches of a snapshot."""
+    for start in range(first, end, BATCH):
+        numbers = {"first": start, "last": min(start + BATCH, end)}
+        rows = duckdb.sql(_OBJECTS, params=numbers).to_arrow_table().cast(SNAPSHOT_SCHEMA)
+        yield from rows.combine_chunks().to_batches()
+
+
 def make(path: Path, count: int) -> None:
     """Write a snapshot of `count` objects, and the ledger's rows for it to a `.known` file.
 
@@ -38,15 +46,7 @@ def make(path: Path, count: int) -> None:
         SnapshotWriter(path, source="bench", listed_at=MOMENT) as writer,
         pq.ParquetWriter(path.with_suffix(".known"), STANDING_SCHEMA) as ledger_rows,
     ):
-        for first in range(0, count, BATCH):
-            numbers = {"first": first, "last": min(first + BATCH, count)}
-            [batch] = (
-                duckdb.sql(_OBJECTS, params=numbers)
-                .to_arrow_table()
-                .cast(SNAPSHOT_SCHEMA)
-                .combine_chunks()
-                .to_batches()
-            )
+        for batch in objects(0, count):
             writer.add_batch(batch)
             every_second = batch.take(pa.array(range(0, batch.num_rows, 2)))
             standing = {"standing": "located", "reason": None, "due": False, "last_modified": None}

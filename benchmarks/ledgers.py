@@ -79,7 +79,7 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
     per_chunk = count // CLAIM_CHUNKS
 
     def prepare(command: Sequence[str]) -> Sequence[str]:
-        _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN}")
+        administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN}")
         database = Database(database_at(url, RUN))
         with database.connect() as connection:
             make_tables(connection)
@@ -139,14 +139,17 @@ def packed(bench: Bench, count: int, *, in_order: bool) -> Iterator[PackedChunk]
     url = embedded_url(Settings(home=bench.folder))
 
     def renew() -> None:
-        _administer(
+        administer(
             url,
             f"DROP DATABASE IF EXISTS {RUN}",
             f"CREATE DATABASE {RUN} TEMPLATE {TEMPLATE} STRATEGY file_copy",
         )
 
     try:
-        write_manifest(manifest, count, in_order=in_order)
+        numbers = range(count)
+        write_manifest(
+            manifest, numbers if in_order else random.Random(SEED).sample(numbers, count)
+        )
         chunk = _make_template(url, manifest, count)
         with lines.open("wb") as file:
             file.write(SIGNATURE)
@@ -254,7 +257,7 @@ def located(bench: Bench, count: int) -> Iterator[tuple[str, Path]]:
 
 def _fill(url: str, manifest: Path, count: int) -> None:
     """Create the database in which a chunk of `count` objects is located."""
-    write_manifest(manifest, count, in_order=True)
+    write_manifest(manifest, range(count))
     ledger, database, _ = _planned_ledger(url, count, ())
     with LedgerEngine(database).begin() as connection:
         copy_location_batches(
@@ -265,7 +268,7 @@ def _fill(url: str, manifest: Path, count: int) -> None:
         set_state(connection, "located")
     ledger.close()
     manifest.unlink()
-    _administer(url, "VACUUM ANALYZE")
+    administer(url, "VACUUM ANALYZE")
 
 
 def _psql_command(url: str, copy: str, lines: Path) -> Sequence[str]:
@@ -283,21 +286,18 @@ def psql() -> str:
     return str(Path(str(spec and spec.origin)).parent / "pginstall18" / "bin" / "psql")
 
 
-def write_manifest(path: Path, count: int, *, in_order: bool) -> None:
-    """Write the manifest of a chunk of `count` objects."""
+def write_manifest(path: Path, numbers: Sequence[int]) -> None:
+    """Write the manifest of a chunk of the objects with these numbers, in this order."""
     identity = ChunkIdentity(
         "0" * 32, SOURCE, f"{SOURCE}-00000000-00001", "00000000", "snapshot", MOMENT
     )
     with ManifestWriter(path, identity):
         pass  # an empty manifest has the metadata, too
     metadata = pq.read_schema(path).metadata[METADATA_KEY]
-    numbers = list(range(count))
-    if not in_order:
-        random.Random(SEED).shuffle(numbers)
     with pq.ParquetWriter(
         path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: metadata}), compression="zstd"
     ) as writer:
-        for first in range(0, count, MANIFEST_GROUP_ROWS):
+        for first in range(0, len(numbers), MANIFEST_GROUP_ROWS):
             group = numbers[first : first + MANIFEST_GROUP_ROWS]
             writer.write_table(_rows(first, group))
 
@@ -332,11 +332,11 @@ def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
 
 def _make_template(url: str, manifest: Path, count: int) -> str:
     """Create the database in which the chunk is packed, and return the chunk's name."""
-    _administer(url, f"DROP DATABASE IF EXISTS {TEMPLATE}", f"CREATE DATABASE {TEMPLATE}")
-    ledger, _, chunk = _planned_ledger(database_at(url, TEMPLATE), count, _claims(manifest))
+    administer(url, f"DROP DATABASE IF EXISTS {TEMPLATE}", f"CREATE DATABASE {TEMPLATE}")
+    ledger, _, chunk = _planned_ledger(database_at(url, TEMPLATE), count, claims_of(manifest))
     bring_to(ledger, chunk, ChunkState.PACKING)
     ledger.close()
-    _administer(database_at(url, TEMPLATE), "VACUUM ANALYZE")
+    administer(database_at(url, TEMPLATE), "VACUUM ANALYZE")
     return chunk
 
 
@@ -357,7 +357,8 @@ def _planned_ledger(
     return ledger, database, f"{SOURCE}-{plan.name}-00001"
 
 
-def _claims(manifest: Path) -> Iterator[pa.RecordBatch]:
+def claims_of(manifest: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the claims of a plan with the one chunk of this manifest."""
     schema = pa.schema([PLAN_SCHEMA.field(name) for name in CLAIM_COLUMNS])
     for batch in open_manifest(manifest).locations():
         columns = {name: batch[name] for name in CLAIM_COLUMNS if name in batch.schema.names}
@@ -370,7 +371,8 @@ def _claims(manifest: Path) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([columns[name] for name in CLAIM_COLUMNS], schema=schema)
 
 
-def _administer(url: str, *statements: str) -> None:
+def administer(url: str, *statements: str) -> None:
+    """Execute statements, each in a transaction of its own."""
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in statements:
             connection.execute(statement)  # type: ignore[arg-type]  # only this module's constants

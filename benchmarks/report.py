@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import ledger_size, machine
 from benchmarks.bounds import BOUNDS
 from benchmarks.cases import CASES, ROUND_TRIPS
 
@@ -50,7 +50,8 @@ def write(history: Path) -> None:
     lines = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
     newest = {line["case"]: line for line in lines if line["scale"] == "full"}
     shown = [newest[name] for name in CASES if name in newest]
-    replace_between(PAGE, _tables(shown))
+    tables = [_tables(shown), ledger_size.table(lines)]
+    replace_between(PAGE, "\n\n".join(filter(None, tables)))
     PLOT.write_text(_plot(shown), encoding="utf-8")
 
 

@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from caf_pipeline.entry import block_unused_modules, collect_garbage_rarely
+
+if TYPE_CHECKING:
+    from caf_pipeline.run_context import RunContext
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT_BYTES = 32 << 30
@@ -282,6 +285,48 @@ def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
     }
 
 
+def _context() -> "RunContext":
+    from caf_pipeline.settings import load_settings
+    from caf_pipeline.wiring import open_run_context
+
+    return open_run_context(load_settings(), "src", run="bench")
+
+
+def plan_located(snapshot: str) -> dict[str, Any]:
+    """Plan and account for an inventory of objects that the ledger has, as a run does."""
+    from caf_pipeline.inventory.snapshot import read_snapshot
+    from caf_pipeline.steps.planning import account_for, cut_plan
+
+    context, inventory = _context(), read_snapshot(Path(snapshot))
+    report = cut_plan(context, inventory)
+    accounting = account_for(context, inventory)
+    context.close()
+    if report.plans or accounting.current != inventory.object_count:
+        raise SystemExit(f"{len(report.plans)} plans, and {accounting}")
+    return {"objects": inventory.object_count}
+
+
+def compare_rows(folder: str) -> dict[str, Any]:
+    """Count the ledger's rows and compare them with those that plans keep, as `caf doctor` does."""
+    import shutil
+
+    context = _context()
+    chunks = sum(1 for _ in context.ledger.stray_rows.by_chunk("src"))
+    Path(folder).mkdir()
+    differing = context.ledger.exports.compare_kept("src", Path(folder), context.kept_locations())
+    shutil.rmtree(folder)
+    context.close()
+    return {"chunks": chunks, "differing": differing}
+
+
+def export_located(path: str) -> dict[str, Any]:
+    """Export all locations, as `caf safe-to-delete` does."""
+    context = _context()
+    objects = context.ledger.exports.located("src", Path(path))
+    context.close()
+    return {"objects": objects}
+
+
 def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
     """Look up keys in batches of `at_once`, as a process with an open connection does."""
     from caf_pipeline.ledger.database import Database
@@ -390,6 +435,9 @@ WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "claim": claim,
     "report": report,
     "load": load,
+    "plan-located": plan_located,
+    "compare-rows": compare_rows,
+    "export-located": export_located,
     "look-up": look_up,
     "list-pages": list_pages,
     "select-pages": select_pages,
