@@ -13,7 +13,8 @@
 #   make test-jackal    from an empty ledger to proofs, on the network of JACKAL_LCD or a loopback one
 #   make reliability    try every fault, and write docs/explanation/reliability.md
 #   make soak           the same, with more than 1,000 kills
-#   make bench          measure against peers, and write docs/reference/benchmarks.md (CASE=NAME: one case)
+#   make bench          measure against peers, and write docs/reference/benchmarks.md (CASE=NAME: one case; CASE=ledger-size:
+#                       the ledger with 2 and 20 million rows, which needs 25 GB of disk)
 #   make bench-quick    the same at a tenth of the size; keeps nothing
 #   make bench-scaling  measure costs at three sizes, and 100 workers on one ledger (CASE=NAME)
 #   make docs           write the generated pages

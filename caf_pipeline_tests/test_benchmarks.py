@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report, scaling
+from benchmarks import ledger_size, report, scaling
 from benchmarks.bounds import BOUNDS
 from benchmarks.cases import CASES
 from benchmarks.pairs import Command, Comparison, Usage, compare
@@ -43,6 +43,19 @@ def test_case_prints_its_ratio_as_json():
         )
         > 0
     )
+
+
+@pytest.mark.thorough
+def test_ledger_is_measured_at_two_sizes():
+    process = run_benchmark("--scale", "tiny", ledger_size.NAME)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout)
+    assert list(result["operations"]) == list(ledger_size.GOALS)
+    for name, costs in result["operations"].items():
+        assert min(costs["cpu_seconds"]) > 0
+        assert min(costs["pages"]) > 0 or "DuckDB" in name
+    pages = result["operations"]["1,000 look-ups"]["pages"]
+    assert pages[1] < ledger_size.FLAT * pages[0]
 
 
 def test_the_page_names_the_bound_of_each_case():
@@ -151,6 +164,32 @@ def test_page_compares_latencies_side_by_side(written):
     assert re.search(r"\| get-one \| .*0\.50.* \| .*0\.75.* \| .*1\.25.* \| .*1\.0: reached", text)
     assert text.count("get-one-") == 0
     assert plot.count("<rect") == 4
+
+
+def test_page_compares_the_ledgers_sizes_with_the_first(written):
+    usage = [Usage(1.0, 1.0, 1 << 20, ["true"])]
+    about = {"scale": "full", "at": "2026-11-29T00:00:00+00:00", "commit": "a", "machine": "b"}
+    case = {"case": "upload", **Comparison(usage, usage).summary(), "goals": {}, **about}
+    sizes = [
+        {
+            "case": ledger_size.NAME,
+            **about,
+            "rows": [2_000_000, 20_000_000],
+            "chunks": 100,
+            "row_bytes": [416.0, 416.0],
+            "operations": {
+                "`caf backup`": {
+                    "pages": [10, pages],
+                    "cpu_seconds": [1.0, 8.0],
+                    "peak_bytes": [1 << 20, 2 << 20],
+                }
+            },
+        }
+        for pages in (200, 100)
+    ]
+    text, _ = written([case, *sizes])
+    assert "| `caf backup` | 10, 100 | **10.00** | 1.00, 8.00 | **8.00** | 1, 2 |" in text
+    assert "| 11: reached | 20.00, 8.00 |" in text
 
 
 def test_scaling_page_names_the_slowest_stage(tmp_path, monkeypatch):

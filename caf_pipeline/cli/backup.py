@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from caf_pipeline.cli.opening import opened_ledger
-from caf_pipeline.cli.terminal import YesOption, confirm, counted, printable, show_size
+from caf_pipeline.cli.terminal import (
+    YesOption,
+    confirm,
+    counted,
+    printable,
+    progress,
+    show_size,
+)
 from caf_pipeline.errors import HeldByOther, UsageError
 from caf_pipeline.ledger.backup import Programs, back_up, read_backup
 from caf_pipeline.ledger.backup import restore as restore_backup
@@ -63,7 +70,8 @@ def backup(
             _restore(settings, ledger, file, unverified=unverified, yes=yes)
         else:
             embedded = not has_own_server(settings)
-            size_bytes = back_up(ledger.database, file, embedded=embedded)
+            with progress("backing up", None) as advance:
+                size_bytes = back_up(ledger.database, file, embedded=embedded, advance=advance)
             typer.echo(f"{printable(str(file))}: {show_size(size_bytes)}")
 
 
@@ -71,7 +79,9 @@ def _restore(
     settings: Settings, ledger: Ledger, file: Path, *, unverified: bool, yes: bool
 ) -> None:
     programs = Programs(ledger.database, embedded=not has_own_server(settings))
-    contents = read_backup(programs, file, unverified=unverified)
+    size_bytes = file.stat().st_size if file.is_file() else 0
+    with progress("comparing with its SHA-256", size_bytes) as advance:
+        contents = read_backup(programs, file, unverified=unverified, advance=advance)
     for name, source in settings.sources.items():
         recorded = contents.sources.get(name)
         if recorded is not None and recorded != address_of(source):
@@ -101,7 +111,8 @@ def _restore(
     # Best effort: each file counts only for a chunk with the same number, name and time.
     shutil.rmtree(settings.home / "located", ignore_errors=True)
     reason = "a backup was restored: run `caf doctor`, then `caf resume`"
-    restore_backup(programs, file, reason=reason, unverified=unverified)
+    with progress("restoring", size_bytes) as advance:
+        restore_backup(programs, file, reason=reason, unverified=unverified, advance=advance)
     with opened_ledger(settings) as restored:
         chunks = counted(len(restored.chunks.list()), "chunk")
     typer.echo(

@@ -21,10 +21,12 @@ from caf_pipeline.cli.terminal import (
     note,
     print_json,
     printable,
+    progress,
     require_confirmation,
 )
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.maintenance.deletion.assessment import ProgressReporter
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import (
     Actor,
@@ -175,6 +177,7 @@ class _Examination:
             alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started),
             settler=settler,
             unknown_posts=self._unknown_posts,
+            reporter=ProgressReporter(note=note, progress=progress),
         ):
             if (finding.kind, finding.name) not in self._handled:
                 self._handled.add((finding.kind, finding.name))

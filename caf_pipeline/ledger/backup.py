@@ -50,6 +50,12 @@ _MAGIC: Final = b"PGDMP"  # of pg_dump's custom format
 _HASH_LINE: Final = re.compile(rb"\ncaf backup sha256 ([0-9a-f]{64})\n")
 _HASH_LINE_BYTES: Final = 84
 _PIECE_BYTES: Final = 1 << 20
+_COMPRESSION: Final = "1"
+"""gzip's level: a third of the CPU time of the default, for a file that is 7 % larger.
+
+Versions before 16 do not know `gzip:1`.
+"""
+_POLL_SECONDS: Final = 0.5
 _HELD: Final = "a run holds a lease"  # as _BEFORE raises it
 _DISK_FULL: Final = "could not write to output file"  # of pg_dump
 _CREATED: Final = re.compile(
@@ -167,6 +173,12 @@ INSERT INTO orders (name, value)
 """
 
 
+Advance = Callable[[int], object]
+
+
+def _ignore(size_bytes: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class BackupContents:
     """Each source's address, by name."""
@@ -263,8 +275,10 @@ def _created(files: Sequence[SchemaFile]) -> Iterator[tuple[str, str]]:
         yield from _CREATED.findall(file.text.decode())
 
 
-def back_up(database: Database, path: Path, *, embedded: bool) -> int:
+def back_up(database: Database, path: Path, *, embedded: bool, advance: Advance = _ignore) -> int:
     """Write a backup of one moment, readable only by its owner; return its size in bytes.
+
+    `advance` is called with the number of bytes written since its last call.
 
     Raises UsageError if the path exists, StagingError if it cannot be written.
     """
@@ -287,12 +301,13 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
             with programs.started(
                 "pg_dump",
                 "--format=custom",
+                f"--compress={_COMPRESSION}",
                 "--no-password",
                 f"--file={temporary}",
                 *excluded,
                 connects=True,
-            ):
-                pass
+            ) as pg_dump:
+                _watch(pg_dump, temporary, advance)
             with temporary.open("r+b") as file:  # pg_dump itself goes back to earlier bytes
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 file.write(b"\ncaf backup sha256 %b\n" % digest.encode())
@@ -325,17 +340,31 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
     return size_bytes
 
 
-def read_backup(programs: Programs, path: Path, *, unverified: bool = False) -> BackupContents:
+def _watch(process: "subprocess.Popen[bytes]", path: Path, advance: Advance) -> None:
+    """Report the growth of the file that a process writes, until the process ends."""
+    known_bytes = 0
+    while process.returncode is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_SECONDS)
+        size_bytes = path.stat().st_size
+        advance(size_bytes - known_bytes)
+        known_bytes = size_bytes
+
+
+def read_backup(
+    programs: Programs, path: Path, *, unverified: bool = False, advance: Advance = _ignore
+) -> BackupContents:
     """Compare the whole file with its hash, and read its sources.
 
-    `unverified` accepts a file without a hash.
+    `unverified` accepts a file without a hash. `advance` is called with the number of bytes of each
+    piece.
 
     Raises:
         UsageError: the file is no backup of this version, or has no hash.
         IntegrityError: the bytes of the file do not match its hash.
     """
     with _opened(path, unverified=unverified) as dump:
-        dump.copy(lambda piece: None)
+        dump.copy(lambda piece: advance(len(piece)))
     _files_of(programs, path)
     return BackupContents(_pairs(programs, path, "sources", "name address"))
 
@@ -442,7 +471,14 @@ def _pairs(programs: Programs, path: Path, table: str, columns: str) -> dict[str
     return {row[key]: row[value] for row in rows if len(row) == len(names)}
 
 
-def restore(programs: Programs, path: Path, *, reason: str, unverified: bool = False) -> None:
+def restore(
+    programs: Programs,
+    path: Path,
+    *,
+    reason: str,
+    unverified: bool = False,
+    advance: Advance = _ignore,
+) -> None:
     """Replace the ledger by a backup in one transaction, pause everything, and end all leases.
 
     Opening it then creates a later version's tables. If an error is raised, the ledger is
@@ -477,7 +513,7 @@ def restore(programs: Programs, path: Path, *, reason: str, unverified: bool = F
                     "pg_restore", *options, stdin=subprocess.PIPE, stdout=psql.stdin
                 ) as pg_restore:
                     assert pg_restore.stdin
-                    _pass_on(dump, pg_restore.stdin)
+                    _pass_on(dump, pg_restore.stdin, advance)
             except LedgerError as error:
                 failed = error  # if psql ended first, it reports why
             else:
@@ -497,7 +533,7 @@ def restore(programs: Programs, path: Path, *, reason: str, unverified: bool = F
         raise
 
 
-def _pass_on(dump: _Dump, stream: IO[bytes]) -> None:
+def _pass_on(dump: _Dump, stream: IO[bytes], advance: Advance) -> None:
     """pg_restore may end before it has read everything."""
     is_open = True
 
@@ -508,6 +544,7 @@ def _pass_on(dump: _Dump, stream: IO[bytes]) -> None:
                 stream.write(piece)
             except BrokenPipeError:
                 is_open = False
+        advance(len(piece))
 
     dump.copy(write)
     _close(stream)

@@ -6,7 +6,7 @@ Rows stream through a server-side cursor, so memory does not grow with their num
 was faster than COPY, which costs a call a row, and than COPY as CSV read by Arrow.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -60,6 +60,13 @@ _LOCATIONS: Final[_Queries] = (
 )
 
 
+Advance = Callable[[int], object]
+"""Receives the number of rows that were exported since its last call."""
+
+
+def _ignore(count: int) -> None: ...
+
+
 class Exports(LedgerPart):
     """Writes Parquet files. A file replaces an older file when it is complete.
 
@@ -98,14 +105,18 @@ class Exports(LedgerPart):
             locations.link_into(folder)
         exported.unlink()
 
-    def compare_kept(self, source: str, folder: Path, kept: Path) -> int:
+    def compare_kept(
+        self, source: str, folder: Path, kept: Path, advance: Advance = _ignore
+    ) -> int:
         """Return how many kept rows of chunks in good standing differ."""
         exported = folder / "exported"
         with open_kept(kept) as locations:
             with self._one_moment(source) as (connection, source_id):
                 chunks = _chunks(connection, source_id)
                 present = sorted(chunks.keys() - locations.missing(chunks))
-                self._write("kept", connection, source_id, exported, _KEPT, chunks=present)
+                self._write(
+                    "kept", connection, source_id, exported, _KEPT, chunks=present, advance=advance
+                )
             return locations.count_differing(exported)
 
     def exceptions(self, source: str, path: Path) -> int:
@@ -137,6 +148,7 @@ class Exports(LedgerPart):
         queries: _Queries,
         *,
         chunks: Sequence[int] = (),
+        advance: Advance = _ignore,
     ) -> int:
         values = {"source_id": source_id, "good": GOOD, "chunks": list(chunks)}
 
@@ -146,6 +158,7 @@ class Exports(LedgerPart):
                     cursor.execute(query(name), values)
                     while rows := cursor.fetchmany(BATCH_ROWS):
                         yield constants, rows
+                        advance(len(rows))
 
         return write_export(what, path, batches())
 

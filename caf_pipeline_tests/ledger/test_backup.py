@@ -89,6 +89,16 @@ def test_a_backup_is_private_and_replaces_nothing(ledger, dump):
     assert list(dump.parent.glob(".caf-*")) == []
 
 
+def test_all_bytes_of_a_backup_are_reported(ledger, programs, tmp_path):
+    written, compared, passed_on = [], [], []
+    path = tmp_path / "ledger.dump"
+    size_bytes = backup.back_up(ledger.database, path, embedded=True, advance=written.append)
+    backup.read_backup(programs, path, advance=compared.append)
+    backup.restore(programs, path, reason="a test", advance=passed_on.append)
+    dumped_bytes = size_bytes - backup._HASH_LINE_BYTES
+    assert [sum(written), sum(compared), sum(passed_on)] == [dumped_bytes] * 3
+
+
 def test_a_full_disk_takes_no_backup(ledger, new_disk):
     disk = new_disk(40 << 10)
     with pytest.raises(StagingError, match="No space left"):

@@ -5,6 +5,7 @@ Processes that are really killed make the leftovers, if a crash can make them at
 
 import os
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import psycopg
@@ -14,7 +15,8 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther
 from caf_pipeline.ledger.chunk_moves import ChunkMoves
 from caf_pipeline.ledger.sources import Plans
-from caf_pipeline.maintenance.doctor import findings
+from caf_pipeline.maintenance.deletion.assessment import ProgressReporter
+from caf_pipeline.maintenance.doctor import examine, findings
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.inventories import take_inventory
@@ -103,6 +105,26 @@ def names(folder):
 def test_a_source_in_good_order_gives_no_finding(context):
     archive_everything(context)
     assert found(context, reported=True) == []
+
+
+def test_all_bytes_of_a_bar_are_counted(context, monkeypatch):
+    monkeypatch.setattr(examine, "_MANY_OBJECTS", 1)
+    (name,) = archive_everything(context)
+    plan(context)  # keeps rows of the ledger
+    notes, done = [], {}
+
+    @contextmanager
+    def progress(title, total_bytes):
+        done[title] = [total_bytes]
+        yield done[title].append
+
+    reporter = ProgressReporter(notes.append, progress)
+    assert list(examine.examine(context, alive=lambda holder: None, reporter=reporter)) == []
+    kept_bytes = sum(path.stat().st_size for path in context.kept_locations().iterdir())
+    stored_bytes = context.ledger.chunks.get(name).stored_size_bytes
+    assert [total for total, *_ in done.values()] == [kept_bytes, stored_bytes]
+    assert all(total == sum(parts) for total, *parts in done.values())
+    assert len(notes) == 1
 
 
 # --- leases

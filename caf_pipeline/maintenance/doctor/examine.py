@@ -6,6 +6,7 @@ spends, and never deletes anything at a store.
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -31,6 +32,7 @@ from caf_pipeline.ledger.records import (
     chunk_lease,
     plan_lease,
 )
+from caf_pipeline.maintenance.deletion.assessment import ProgressReporter
 from caf_pipeline.maintenance.doctor.findings import (
     ALREADY_GONE,
     Actor,
@@ -76,6 +78,9 @@ _RESTORE: Final = (
     "restore a backup with 'caf backup --restore', or set an empty database and run 'caf rebuild'"
 )
 
+_MANY_OBJECTS: Final = 1_000_000
+"""Fewer are counted within a second or two."""
+
 _Place = tuple[bytes | None, str | None, int | None]
 
 
@@ -97,13 +102,16 @@ def examine(
     alive: Callable[[Holder], bool | None],
     settler: Settler | None = None,
     unknown_posts: UnknownPosts = UnknownPosts.REPORT,
+    reporter: ProgressReporter | None = None,
 ) -> Iterator[Finding]:
     """Yield findings of a source and of everything shared, in the order of mending.
 
     Examining changes nothing. If the store does not answer, its part is reported as not checked.
-    `alive` may return None: unknown.
+    `alive` may return None: unknown. A bar of `reporter` ends before a finding is yielded.
     """
-    examination = Examination(replace(context, throttle=None), alive, unknown_posts)
+    examination = Examination(
+        replace(context, throttle=None), alive, unknown_posts, reporter or ProgressReporter()
+    )
     yield from _recipients(examination)
     yield from _leases(examination)
     yield from _transactions(examination, settler)
@@ -224,6 +232,8 @@ def _rows(examination: Examination) -> Iterator[Finding]:
     held = examination.leases_of_live_runs()
     archive_id = context.ledger.sources.archive_id(source)
     lost = context.ledger.transactions(context.holder).lost_posts(archive_id or "")
+    if (members := _located_members(context)) >= _MANY_OBJECTS:
+        examination.reporter.note(f"counting rows of {counted(members, 'object')} of '{source}'")
     for rows in context.ledger.stray_rows.by_chunk(source):
         if rows.chunk is not None and chunk_lease(rows.chunk) in held:
             continue
@@ -246,6 +256,11 @@ def _rows(examination: Examination) -> Iterator[Finding]:
             )
         if rows.chunk is not None and (mismatch := count_mismatch(rows)):
             yield Finding(Kind.ROWS, rows.chunk, *mismatch, Actor.OPERATOR)
+
+
+def _located_members(context: RunContext) -> int:
+    chunks = context.ledger.chunks.list(context.source, IN_GOOD_STANDING)
+    return sum(chunk.member_count for chunk in chunks)
 
 
 def _lost_chunk(examination: Examination, rows: ChunkRows, chunk: str) -> Finding:
@@ -293,8 +308,20 @@ def _kept_locations(examination: Examination) -> Iterator[Finding]:
     folder = context.kept_locations()
     if not folder.is_dir() or context.source not in context.ledger.lookup.sources():
         return
-    with temporary_folder(context) as temporary:
-        differing = context.ledger.exports.compare_kept(context.source, temporary, folder)
+    members, kept_bytes = max(1, _located_members(context)), 0
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):  # a plan has just replaced it
+            kept_bytes += file.stat().st_size
+    with (
+        temporary_folder(context) as temporary,
+        examination.reporter.progress("comparing rows", kept_bytes) as advance,
+    ):
+        differing = context.ledger.exports.compare_kept(
+            context.source,
+            temporary,
+            folder,
+            advance=lambda count: advance(kept_bytes * count // members),
+        )
     if differing:
 
         def drop() -> MendResult:
@@ -345,21 +372,27 @@ def _located_chunks(examination: Examination) -> Iterator[Finding]:
                 Kind.COPIES, chunk.name, f"damaged: {chunk.reason}", _repair(chunk), Actor.OPERATOR
             )
     required = context.store.required_copies
-    enough: Set[_Place] | None = None
     located = context.ledger.chunks.list(context.source, [_S.LOCATED])
-    for chunk in located:
+    if not located:
+        return
+    listed = list[tuple[Chunk, int]]()
+    error: StoreError | None = None
+    total = sum(chunk.stored_size_bytes for chunk in located)
+    with examination.reporter.progress("looking for copies", total) as advance:
         try:
-            enough = _with_enough_copies(context, located) if enough is None else enough
-            if (chunk.merkle_root, chunk.owner, chunk.start) in enough:
-                continue
-            listed = len({copy.provider for copy in context.store.copies(posting_of(chunk))})
-        except StoreError as error:
-            yield not_checked(f"copies of the located chunks of {context.source}", error)
-            return
-        if listed < required and chunk_lease(chunk.name) not in examination.leases_of_live_runs():
+            enough = _with_enough_copies(context, located)
+            for chunk in located:
+                if (chunk.merkle_root, chunk.owner, chunk.start) not in enough:
+                    copies = context.store.copies(posting_of(chunk))
+                    listed.append((chunk, len({copy.provider for copy in copies})))
+                advance(chunk.stored_size_bytes)
+        except StoreError as failure:
+            error = failure
+    for chunk, count in listed:
+        if count < required and chunk_lease(chunk.name) not in examination.leases_of_live_runs():
             problem = (
-                f"{listed} of {counted(required, 'copy', 'copies')} listed"
-                if listed
+                f"{count} of {counted(required, 'copy', 'copies')} listed"
+                if count
                 else "the store no longer lists it, or any copy of it"
             )
             remedy = f"marked as damaged; {_repair(chunk)}"
@@ -370,6 +403,8 @@ def _located_chunks(examination: Examination) -> Iterator[Finding]:
                 remedy,
                 partial(_prove, examination, chunk, remedy),
             )
+    if error:
+        yield not_checked(f"copies of the located chunks of {context.source}", error)
 
 
 def _with_enough_copies(context: RunContext, located: Sequence[Chunk]) -> Set[_Place]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError, HeldByOther
 from caf_pipeline.ledger.records import LeaseRecord, chunk_lease
+from caf_pipeline.maintenance.deletion.assessment import ProgressReporter
 from caf_pipeline.records import Chunk, Lease
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.system.processes import Holder
@@ -99,6 +100,7 @@ class Examination:
     context: RunContext
     alive: Callable[[Holder], bool | None]
     unknown_posts: UnknownPosts = UnknownPosts.REPORT
+    reporter: ProgressReporter = field(default_factory=ProgressReporter)
 
     def may_be_held(self, lease: LeaseRecord) -> bool:
         """An unknown process may live until its lease expires."""
