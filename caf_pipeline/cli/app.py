@@ -2,12 +2,21 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperArgument
 
 from caf_pipeline.cli.terminal import help_of
 from caf_pipeline.errors import UsageError
+
+
+def _type_in_help(argument: TyperArgument, ctx: Any) -> str | None:  # noqa: ANN401 - a click Context
+    return None if argument.metavar else argument.display_type(ctx)
+
+
+# Typer 0.29 shows the Python type even if a metavar explains the argument: "FILE <list[Path]>".
+TyperArgument.display_type_rich = _type_in_help  # type: ignore[assignment,method-assign]
 
 
 def _print_version(requested: bool) -> None:

@@ -17,6 +17,7 @@ from caf_pipeline.cli.terminal import (
     show_time,
     write_bytes,
 )
+from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.reader import fetch, save, write_whole
@@ -31,6 +32,7 @@ def get(  # noqa: PLR0917 - the command line's options
     output: Annotated[
         Path | None, output_option("Write to FILE instead of standard output.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     version: Annotated[
         str | None,
         typer.Option(
@@ -46,8 +48,8 @@ def get(  # noqa: PLR0917 - the command line's options
     r"""Fetch one archived object.
 
     Nothing is written before the whole object is read and its SHA-256 verified. If a provider
-    returns wrong bytes, the next one is tried. FILE is replaced if it exists; a symbolic link is
-    followed.
+    returns wrong bytes, the next one is tried. An existing FILE is refused without --force; a
+    symbolic link is followed. Bytes that are no text are not written to a terminal.
 
     A note says so if the object's chunk was restored by a rebuild, and its bytes were not compared
     with its Merkle root since. `caf prove` and `caf check` do that.
@@ -66,11 +68,14 @@ def get(  # noqa: PLR0917 - the command line's options
 
     \b
     Exit status: 0, 3, 6, 7, 11
-      2  FILE cannot be written, or TIME is not a time.
+      2  FILE exists or cannot be written, the output is binary and a terminal, or TIME is not a
+         time.
       4  The object has no cotar index or no such file.
       9  All copies have wrong bytes, or no provider has the object.
     """
     moment = None if as_of is None else parse_time(as_of)
+    if output and output.is_file() and not force:
+        raise UsageError(f"{output} exists.", hint="--force replaces it.")
     settings = load_settings()
     with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
         archived = fetch(lookup, store, source, key, version, as_of=moment)

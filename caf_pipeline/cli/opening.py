@@ -31,6 +31,20 @@ RUN: Final = "caf"
 """The holder of a command's leases, as other runs show it."""
 
 
+def chosen_source(settings: Settings, name: str | None, *, hint: str) -> str:
+    """Return `name`, or the only source of the settings.
+
+    Raises:
+        SettingsError: There is no such source, or none at all.
+        UsageError: No name is given, and there are several sources. It has the hint.
+    """
+    if name is None and len(settings.sources) > 1:
+        raise UsageError(f"name a source: {', '.join(sorted(settings.sources))}.", hint=hint)
+    chosen = next(iter(settings.sources), "") if name is None else name
+    settings.source(chosen)
+    return chosen
+
+
 @contextmanager
 def opened_lookup(settings: Settings) -> Iterator[Lookup]:
     """Yield look-ups in the ledger."""

@@ -8,12 +8,16 @@ from typing import Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import opened_ledger, opened_run_context, require_source
+from caf_pipeline.cli.opening import (
+    chosen_source,
+    opened_ledger,
+    opened_run_context,
+    require_source,
+)
 from caf_pipeline.cli.terminal import (
     JsonOption,
     ListOption,
     ReportOption,
-    SourceArgument,
     counted,
     exclusive,
     note,
@@ -42,7 +46,11 @@ _USAGE: Final = "caf plans SOURCE, caf plans show PLAN, or caf plans chunk CHUNK
 
 
 def plan(
-    source: SourceArgument,
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="SOURCE", help="The source, if there are several."),
+    ] = None,
+    *,
     _dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Has no effect: the command never plans.")
     ] = False,
@@ -74,7 +82,7 @@ def plan(
       11  There is no inventory, or the last one has another setting of versions.
     """
     settings = load_settings()
-    settings.source(source)
+    source = chosen_source(settings, source, hint="caf plan SOURCE takes one.")
     exclusive(last_inventory=last_inventory, report=report, list=list_bucket)
     with (
         opened_ledger(settings) as ledger,

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from caf_pipeline.cli.opening import chosen_source
 from caf_pipeline.cli.terminal import JsonOption, ListOption, ReportOption, exclusive
 from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import load_settings
@@ -12,12 +13,15 @@ from caf_pipeline.settings import load_settings
 def run(  # noqa: PLR0917 - the command line's options
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE", help="The source to archive; all of caf.toml by default."),
+        typer.Argument(metavar="SOURCE", help="The source to archive, if there are several."),
     ] = None,
     options: Annotated[
         list[str] | None,
         typer.Option("--source", metavar="NAME", help="Another way to name the source."),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Archive all sources of caf.toml, one after the other.")
+    ] = False,
     new_archive: Annotated[
         bool,
         typer.Option(
@@ -59,7 +63,7 @@ def run(  # noqa: PLR0917 - the command line's options
     \b
     Examples:
       caf run demo
-      caf run --json | jq '.sources[] | select(.exit_status != 0)'
+      caf run --all --json | jq '.sources[] | select(.exit_status != 0)'
 
     \b
     Exit status, the first that applies to any source:
@@ -83,19 +87,15 @@ def run(  # noqa: PLR0917 - the command line's options
     """
     settings = load_settings()
     sources = [*(names or ()), *(options or ())]
-    source = sources[0] if sources else None
     if len(sources) > 1:
         raise UsageError(
-            "caf run takes one source.",
-            hint="Leave it out for all of caf.toml, or run the command for each.",
+            "caf run takes one source.", hint="Give --all, or run the command for each."
         )
-    if source is not None:
-        settings.source(source)
-    elif new_archive or report:
-        raise UsageError(
-            f"{'--new-archive' if new_archive else '--report'} is for one source.",
-            hint="Name it: caf run SOURCE.",
-        )
+    source = None
+    if every:
+        exclusive(all=True, source=sources, new_archive=new_archive, report=report)
+    else:
+        source = chosen_source(settings, *(sources or [None]), hint="--all archives all of them.")
     exclusive(report=report, list=list_bucket)
     from caf_pipeline.dagster_host.run_source import run_command  # noqa: PLC0415 - loads Dagster
 

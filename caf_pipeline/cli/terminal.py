@@ -1,5 +1,6 @@
 """Options, parsing, formatting, notes, JSON lines and progress bars."""
 
+import codecs
 import inspect
 import json
 import re
@@ -173,8 +174,20 @@ _ENCODER: Final = json.JSONEncoder(default=_as_json)
 
 
 def write_bytes(pieces: Iterable[bytes]) -> None:
-    """Write pieces to stdout."""
+    """Write pieces to stdout. Raises UsageError before a terminal receives what is not text."""
+    to_terminal = sys.stdout.isatty()
+    decode = codecs.getincrementaldecoder("utf-8")().decode
     for piece in pieces:
+        if to_terminal:
+            try:
+                is_text = "\0" not in decode(piece)
+            except UnicodeDecodeError:
+                is_text = False
+            if not is_text:
+                raise UsageError(
+                    "the output is not text, and standard output is a terminal.",
+                    hint="Write it to a file, or to another program by '|'.",
+                )
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
 

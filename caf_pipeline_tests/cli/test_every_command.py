@@ -91,7 +91,7 @@ UNKNOWN_SOURCE = Situation(
     """,
 )
 WITHOUT_SETTINGS = """
-    run
+    run --all
     status
     doctor
     rebuild
@@ -118,7 +118,7 @@ SITUATIONS = {
         LedgerUnreachable,
         ("database 'd' at 127.0.0.1:9",),
         """
-        run
+        run src
         status
         get src a
         ls src
@@ -289,7 +289,12 @@ WRONG = {
     "run src src": "one source",
     "run src other": "one source",
     "run src --source src": "one source",
-    "run --report 2026-11-21": "caf run SOURCE",
+    "run": "name a source: empty, new, src",
+    "run --json": "--all",
+    "run --report 2026-11-21": "name a source",
+    "run --all --report 2026-11-21": "exclude each other",
+    "run --all src": "exclude each other",
+    "plan": "caf plan SOURCE",
     "run src --report 2026-11-21 --list": "exclude each other",
     "run src --report ''": "--report is empty",
     "plan src --report ''": "--report is empty",

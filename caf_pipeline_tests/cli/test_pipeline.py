@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from caf_pipeline.cli.terminal import write_bytes
 from caf_pipeline.dagster_host import run_source
-from caf_pipeline.errors import LedgerError
+from caf_pipeline.errors import LedgerError, UsageError
 from caf_pipeline_tests.support.command_line import (
     KEYS,
     CommandLine,
@@ -82,6 +83,37 @@ def test_archived_objects_can_be_fetched(archived):
         assert archived.caf("get", "src", key).out == archived.bodies[key]
     assert archived.caf("get", "src", "some/key-00", "-o", "out").status == 0
     assert (archived.caf.folder / "out").read_bytes() == archived.bodies["some/key-00"]
+
+
+def test_an_existing_file_is_replaced_only_with_force(archived):
+    path = archived.caf.folder / "existing"
+    path.write_text("mine")
+    get = ("get", "src", "some/key-00", "-o", "existing")
+    expect_error(archived.caf(*get), 2, "existing", "--force")
+    assert path.read_text() == "mine"
+    assert archived.caf(*get, "--force").status == 0
+    assert path.read_bytes() == archived.bodies["some/key-00"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "is_written"),
+    [
+        ([b"text ", "ä€".encode()], True),
+        (["ä€".encode()[:1], "ä€".encode()[1:]], True),
+        ([b"\xff\xd8\xff"], False),
+        ([b"a\0b"], False),
+    ],
+)
+def test_a_terminal_receives_only_text(monkeypatch, pieces, is_written):
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as shown:
+        monkeypatch.setattr("sys.stdout", terminal)
+        if is_written:
+            write_bytes(pieces)
+            assert os.read(shown.fileno(), 100) == b"".join(pieces)
+        else:
+            with pytest.raises(UsageError):
+                write_bytes(pieces)
 
 
 def test_the_status_shows_the_source_and_every_chunk(archived):

@@ -234,7 +234,9 @@ def test_hostile_keys_go_from_bucket_to_network_and_back(
         }
         for number, key in enumerate(KEYS):
             if number % 4 == 0 or key in (*PATHS, *ESCAPES, *NAMES):
-                status, out, err = caf("get", "src", "-o", str(tmp_path / "got"), "--", key)
+                status, out, err = caf(
+                    "get", "src", "--force", "-o", str(tmp_path / "got"), "--", key
+                )
                 assert (status, out, err) == (0, b"", ""), key
                 assert (tmp_path / "got").read_bytes() == body_of(key)
 
