@@ -264,7 +264,7 @@ class CafReader:
     def open(cls, source: RangeSource, *, name: str = "the archive", lenient: bool = False) -> Self:
         """Read the index, with one read if the last 64 KiB hold it, otherwise with two.
 
-        Members in those 64 KiB need no other read. Allocations never exceed the file's size.
+        Members in those 64 KiB need no other read. Memory is bounded as by `decode_index`.
 
         Raises:
             MalformedArchive: it breaks a rule of CAF 1.0.
@@ -280,7 +280,7 @@ class CafReader:
         decoded = decode_index(index, index_start, name=name, lenient=lenient)
         reader = cls(
             source,
-            dict(decoded.ranges),
+            decoded.ranges,
             size_bytes=size_bytes,
             data_size_bytes=index_start,
             name=name,
