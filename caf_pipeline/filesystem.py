@@ -6,7 +6,8 @@ key is also a prefix of others (`a` and `a/b`), `info` returns the file, and `ls
 below it. Only `find` and `open` know a key with an empty part (`a//b`), not `ls` and `walk`.
 
 Source: fsspec's AbstractFileSystem. Its protocol requires Python's own errors: FileNotFoundError,
-and OSError for a read-only file system. All other errors are those of `Archive`.
+and OSError for a read-only file system. All other errors are those of `Archive`. If a chunk
+cannot be read, the error is an OSError, too.
 """
 
 import atexit
@@ -19,37 +20,62 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from glob import has_magic
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, ClassVar, NoReturn, cast
+from typing import IO, Any, ClassVar, Final, NoReturn, cast
 
 from fsspec.callbacks import DEFAULT_CALLBACK
-from fsspec.spec import AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from fsspec.utils import isfilelike
+from typing_extensions import Buffer
 
-from caf_pipeline.errors import NotLocated, UsageError, with_hint
+from caf_pipeline.errors import (
+    ArchiveError,
+    CafError,
+    IdentityMissing,
+    IntegrityError,
+    NotLocated,
+    StoreError,
+    UsageError,
+    with_hint,
+)
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.archive import Archive
-from caf_pipeline.retrieval.object_file import BLOCK_BYTES
-from caf_pipeline.retrieval.reader import ArchivedObject, write_whole
+from caf_pipeline.retrieval.object_file import BLOCK_BYTES, ObjectFile
+from caf_pipeline.retrieval.reader import write_whole
 from caf_pipeline.settings import CONFIG_VARIABLE, Settings, load_settings
 from caf_pipeline.wiring import open_archive
 
 Info = dict[str, Any]
 
 
-class OpenedFile(io.BufferedReader):
-    """An open archived object, with the methods and attributes that fsspec's code uses.
+WALKED_KEYS: Final = 10_000
+"""`walk` lists up to so many keys below a directory at once. Their entries take about 10 MB."""
+
+
+class OpenedFile(io.BufferedReader, AbstractBufferedFile):  # type: ignore[misc]  # no types
+    """An open archived object. It reads as Python's own files do, and has all of fsspec's.
 
     Its block cache stays empty: bytes come from providers, and `simplecache` and `filecache` cache
     whole files.
     """
 
-    def __init__(self, path: str, found: ArchivedObject) -> None:
+    blocksize = BLOCK_BYTES
+    loc = property(io.BufferedReader.tell, io.BufferedReader.seek)  # type: ignore[arg-type]
+    readlines = io.BufferedReader.readlines  # fsspec's has no hint
+
+    def __init__(self, fs: "CafFileSystem", path: str, raw: "_ObjectFile") -> None:
         """Send no request."""
-        super().__init__(found.open(), BLOCK_BYTES)
+        super().__init__(raw, BLOCK_BYTES)
+        self.fs = fs
         self.path = path
-        self.size = found.location.size_bytes
-        self.blocksize = BLOCK_BYTES
+        self.details = _file(_split(path)[0], raw.location)  # sets `size`, too
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the path, the version and the position. Unpickling looks the version up."""
+        return _reopen, (self.fs, self.path, self.details, self.tell())
+
+    __reduce_ex__ = object.__reduce_ex__  # BufferedReader's raises
 
     @property
     def closed(self) -> bool:
@@ -63,6 +89,21 @@ class OpenedFile(io.BufferedReader):
     def _fetch_range(self, start_byte: int, end_byte: int) -> bytes:
         self.seek(start_byte)
         return self.read(end_byte - start_byte)
+
+
+def _reopen(fs: "CafFileSystem", path: str, details: Info, position: int) -> OpenedFile:
+    file: OpenedFile = fs.open(path, object_version=details["object_version"])
+    file.details = details
+    file.seek(position)
+    return file
+
+
+class _ObjectFile(ObjectFile):
+    mode = "rb"
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        with _python_errors(self.location.row.key):
+            return super().readinto(buffer)
 
 
 class _WithCallback:
@@ -153,16 +194,24 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     # --- listing
 
-    def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:  # noqa: ANN401
-        """List a directory in byte order of keys, or a file."""
+    def ls(
+        self,
+        path: str,
+        detail: bool = True,
+        listings: Mapping[str, list[Info]] | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> list[Any]:
+        """List a directory in byte order of keys, or a file. `listings`: see `walk`."""
         _only_open_has_versions(options)
         path = self._strip_protocol(path)
         source, key = _split(path)
-        if not source:
+        if listings and path in listings:
+            infos = listings[path]
+        elif not source:
             infos = [_directory(name) for name in self.archive.sources()]
         else:
             prefix = f"{key}/" if key else ""
-            with _not_found(path):
+            with _python_errors(path):
                 infos = [
                     _directory(f"{source}/{entry[:-1]}")
                     if isinstance(entry, str)
@@ -189,7 +238,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         source, key = _split(path)
         if not source or (not key and source in self.archive.sources()):
             return _directory(path)
-        with _not_found(path):
+        with _python_errors(path):
             try:
                 return _file(source, self.archive.find(*self._file_at(unstripped)).location)
             except (NotLocated, FileNotFoundError):
@@ -215,8 +264,54 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             return False
 
     def modified(self, path: str) -> datetime:
-        with _not_found(path):
+        with _python_errors(path):
             return self.archive.find(*self._file_at(path)).location.row.last_modified
+
+    def walk(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        topdown: bool = True,
+        on_error: Any = "omit",  # noqa: ANN401
+        listings: Mapping[str, list[Info]] | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> Iterator[Any]:
+        """Use one paged query for up to 10,000 keys, instead of some for each directory.
+
+        fsspec passes `listings`, the content of directories, on to `ls` and to deeper walks.
+        """
+        path = self._strip_protocol(path)
+        if maxdepth is None and not (listings and path in listings):
+            listings = self._listings(path)
+        yield from super().walk(path, maxdepth, topdown, on_error, listings=listings, **options)
+
+    def _listings(self, path: str) -> Mapping[str, list[Info]]:
+        """Return what `ls` lists in a directory and in those below; nothing if it has many keys."""
+        source, key = _split(path)
+        prefix = f"{key}/" if key else ""
+        listings: dict[str, list[Info]] = {path: []}
+        locations: list[Any] = []
+        if source:
+            with suppress(NotLocated):
+                below = self.archive.ls(source, prefix, recursive=True)
+                locations = list(islice(below, WALKED_KEYS + 1))
+        if not 0 < len(locations) <= WALKED_KEYS:
+            return {}
+        for location in locations:
+            *folders, name = location.row.key.removeprefix(prefix).split("/")
+            parent = path
+            for folder in folders:
+                if not folder:  # `ls` lists no empty part
+                    break
+                child = f"{parent}/{folder}"
+                if child not in listings:
+                    listings[parent].append(_directory(child))
+                    listings[child] = []
+                parent = child
+            else:
+                if name:
+                    listings[parent].append(_file(source, location))
+        return listings
 
     def find(
         self,
@@ -275,11 +370,11 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         if mode != "rb":
             self._refuse(path)
         path = self._strip_protocol(path)
-        with _not_found(path):
+        with _python_errors(path):
             archived = self.archive.find(
                 *_split(path), options.get("object_version"), as_of=options.get("as_of")
             )
-        return OpenedFile(path, archived)
+            return OpenedFile(self, path, _ObjectFile(archived.location, archived.store))
 
     def cat_file(
         self,
@@ -290,7 +385,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     ) -> bytes:
         _only_open_has_versions(options)
         source, key = self._file_at(path)
-        with _not_found(path):
+        with _python_errors(path):
             if start is None and end is None:
                 return self.archive.read(source, key)
             (result,) = self.archive.read_many(source, [(key, start, end)])
@@ -330,7 +425,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                 for read in reads:
                     number = requests[read.number][0]
                     try:
-                        with _not_found(paths[number]):
+                        with _python_errors(paths[number]):
                             results[number] = read.body
                     except Exception as error:
                         if on_error != "return":
@@ -415,10 +510,11 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         if outfile is not None or isfilelike(lpath):
             super().get_file(rpath, lpath, outfile=outfile, callback=callback, **options)
         elif self.isdir(rpath):
+            self._refuse_other_files([rpath])
             os.makedirs(lpath, exist_ok=True)
         else:
             Path(lpath).parent.mkdir(parents=True, exist_ok=True)
-            with _not_found(rpath), _not_written():
+            with _python_errors(rpath), _not_written():
                 archived = self.archive.find(*self._file_at(rpath))
                 callback.set_size(archived.location.size_bytes)
                 write_whole(
@@ -467,10 +563,12 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         return source, key
 
     def _refuse_other_files(self, paths: Sequence[str]) -> None:
-        """Raise FileNotFoundError for a '/' at the end of a file, which fsspec would remove."""
-        for path in paths:
-            if _ends_in_slash(path) and self.isfile(self._strip_protocol(path)):
-                self._file_at(path)
+        """Raise FileNotFoundError for a '/' at the end of a file or key: fsspec would remove it."""
+        for path in filter(_ends_in_slash, paths):
+            file = self._strip_protocol(path)
+            with suppress(NotLocated):
+                if self.isfile(file) or self.archive.find(*_split(f"{file}/")):
+                    self._file_at(path)
 
     # --- refused operations
 
@@ -522,11 +620,23 @@ def _file(source: str, location: Location) -> Info:
 
 
 @contextmanager
-def _not_found(path: str) -> Iterator[None]:
+def _python_errors(path: str) -> Iterator[None]:
     try:
         yield
     except NotLocated as error:
         raise FileNotFoundError(errno.ENOENT, with_hint(error), path) from error
+    except (StoreError, IntegrityError, ArchiveError, IdentityMissing) as error:
+        raise _as_os_error(error) from error
+
+
+def _as_os_error(error: CafError) -> CafError:
+    """Return an error of the same class that is an OSError, too."""
+    kind = type(error)
+    members = {"__module__": kind.__module__, "__reduce__": lambda _: (_as_os_error, (error,))}
+    copy: Any = OSError.__new__(type(kind.__name__, (kind, OSError), members))
+    copy.args = error.args
+    copy.__dict__.update(error.__dict__)
+    return cast("CafError", copy)
 
 
 @contextmanager

@@ -5,6 +5,9 @@ import errno
 import gc
 import io
 import os
+import pickle
+import subprocess
+import sys
 from datetime import UTC, datetime
 from functools import partial
 
@@ -19,15 +22,18 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from fsspec.callbacks import Callback
+from fsspec.spec import AbstractBufferedFile
 from fsspec.tests.abstract import AbstractFixtures, AbstractGetTests
 
-from caf_pipeline.errors import LedgerError, SettingsError, UsageError
+from caf_pipeline import filesystem
+from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, UsageError
 from caf_pipeline.filesystem import CafFileSystem
 from caf_pipeline.retrieval import bulk
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline_tests.support.breaking_folders import BreakingFolders
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.s3_server import make_bucket
 
@@ -130,6 +136,32 @@ def test_directories_are_what_keys_have_in_common(filled):
             filled.ls(path)
 
 
+def test_walk_lists_once_what_levels_list_one_by_one(filled, monkeypatch):
+    for key in ("a/c/e/f", "b/c//g", "/odd"):
+        filled.pipe_file(key, b"more")
+    archive, listed = filled.archive, []
+
+    def ls(*arguments, **options):
+        listed.append(arguments)
+        return Archive.ls(archive, *arguments, **options)
+
+    def walked(path, keys, **options):
+        monkeypatch.setattr(filesystem, "WALKED_KEYS", keys)
+        listed.clear()
+        return list(filled.walk(path, **options))
+
+    monkeypatch.setattr(archive, "ls", ls)
+    for path in ("src", "caf://src/a/", "src/a/b", "src/dir", "src/none", "none"):
+        for options in ({}, {"topdown": False}, {"detail": True}):
+            assert walked(path, 100, **options) == walked(path, 0, **options)
+    assert walked("", 100) == walked("", 4)
+    assert len(walked("src", 100)) == 7
+    assert len(listed) == 1
+    for _, directories, files in filled.walk("src"):
+        assert "f" not in files
+        directories[:] = set(directories) - {"c"}
+
+
 @pytest.mark.parametrize("front", ["/", "caf:///"])
 def test_leading_slash_names_the_same_path(filled, tmp_path, front):
     assert filled.cat_file(f"{front}src/a/b") == b"below"
@@ -203,7 +235,22 @@ def test_bytes_and_slices_are_read(filled):
         filled.open("src/x")
 
 
-def test_path_ending_in_a_slash_does_not_read_another_key(filled, tmp_path):
+@pytest.mark.parametrize("beside", [{}, {"dir": b"file"}, {"dir/below": b"below"}])
+def test_get_of_a_key_ending_in_a_slash_fails(filled, tmp_path, beside):
+    for key, body in beside.items():
+        filled.pipe_file(key, body)
+    out = tmp_path / "out"
+    for get, *paths in [
+        (filled.get, "src/dir/", str(out)),
+        (filled.get, ["src/a", "src/dir/"], [str(out / "a"), str(out / "dir")]),
+        (filled.get_file, "caf://src/dir/", str(out)),
+    ]:
+        with pytest.raises(FileNotFoundError, match="caf get"):
+            get(*paths)
+    assert not out.exists()
+
+
+def test_path_ending_in_a_slash_does_not_read_another_key(filled):
     filled.pipe_file("dir", b"without")  # 'dir/' is archived, too
     asked = "caf://src/dir/"
     calls = [
@@ -213,7 +260,6 @@ def test_path_ending_in_a_slash_does_not_read_another_key(filled, tmp_path):
     calls += [
         partial(filled.open, asked, "r"),
         partial(filled.cat, ["src/a", asked]),
-        partial(filled.get, asked, str(tmp_path / "x")),
     ]
     calls += [
         partial(filled.cat_ranges, [asked], 0, 4, on_error="raise"),
@@ -223,7 +269,7 @@ def test_path_ending_in_a_slash_does_not_read_another_key(filled, tmp_path):
         with pytest.raises(FileNotFoundError, match="caf get"):
             call()
     body, error = filled.cat_ranges(["src/dir", "src/dir/"], 0, 4)
-    assert (body, type(error), (tmp_path / "x").exists()) == (b"with", FileNotFoundError, False)
+    assert (body, type(error)) == (b"with", FileNotFoundError)
     assert filled.info(asked)["type"] == filled.info("src/a/")["type"] == "directory"
     assert not filled.exists("src/a/b/")
     assert (filled.info("src/dir")["type"], filled.cat("src/dir")) == ("file", b"without")
@@ -279,6 +325,29 @@ def test_directories_may_end_in_a_slash(filled, tmp_path):
     filled.get("src/a/c/", str(tmp_path / "out"))
     filled.get("src/a/c/", str(tmp_path / "out"), recursive=True)
     assert (tmp_path / "out" / "d").read_bytes() == b"deep"
+
+
+def test_open_file_has_what_files_of_fsspec_have(filled):
+    with filled.open("caf://src/a/b") as file:
+        assert isinstance(file, AbstractBufferedFile)
+        assert (file.mode, file.fs, file.full_name) == ("rb", filled, "caf://src/a/b")
+        assert file.details == file.info() == filled.info("src/a/b")
+        assert (file.readuntil(b"l"), file.loc, file.read()) == (b"bel", 3, b"ow")
+        file.loc = 1
+        assert (file.tell(), file.readlines(1), list(file)) == (1, [b"elow"], [])
+
+
+def test_pickled_file_is_the_same_version_at_the_same_position(filled):
+    file = filled.open("src/a/b")
+    file.seek(2)
+    reopen, arguments = file.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    filled.pipe_file("a/b", b"other bytes")
+    filled.pipe_file("a/new", b"so that it is archived")
+    assert filled.cat("src/a/b") == b"other bytes"
+    again = reopen(*arguments)
+    assert (again, hash(again), again.info()) == (file, hash(file), file.info())
+    assert again != filled.open("src/a/b")
+    assert again.read() == b"low"
 
 
 def test_version_options_are_refused_outside_of_open(filled):
@@ -400,6 +469,30 @@ def test_file_is_written_completely_or_not_at_all(filled, tmp_path, monkeypatch)
     assert (tmp_path / "out" / "c" / "d").read_bytes() == b"deep"
 
 
+def test_unreadable_chunk_is_an_oserror_too(filled, tmp_path):
+    file, location = filled.open("src/a/b"), filled.archive.find("src", "a/b").location
+    (returned,) = filled.cat_ranges(["src/a/b"], 0, 2)
+    assert returned == b"be"
+    for provider in filled.context.store.folders:
+        damage(filled.context.store, location, provider)
+    calls = [
+        file.read,
+        partial(filled.cat, "src/a/b"),
+        partial(filled.cat_file, "src/a/b", 0, 2),
+        partial(filled.get, "src/a/b", str(tmp_path / "b")),
+        partial(filled.cat_ranges, ["src/a/b"], 0, 2, on_error="raise"),
+    ]
+    for call in calls:
+        with pytest.raises(OSError, match="SHA-256") as raised:
+            call()
+        for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
+            assert isinstance(error, IntegrityError)
+            assert isinstance(error, OSError)
+            assert "caf repair" in error.hint
+    (error,) = filled.cat_ranges(["src/a/b"], 0, 2)
+    assert isinstance(error, OSError)
+
+
 def test_callback_receives_progress_despite_a_provider_change(fs, tmp_path):
     fs.pipe_file("large", os.urandom(9 << 20))
     told = []
@@ -502,6 +595,21 @@ def test_working_directory_and_config_select_the_archive(tmp_path, monkeypatch):
     monkeypatch.setenv("CAF_CONFIG", str(tmp_path / "other.toml"))
     with pytest.raises(SettingsError, match=r"other\.toml"):
         read()
+
+
+def test_other_process_reads_a_pickled_file(registered, caf):
+    file = registered.open("src/numbers.csv")
+    file.readline()
+    program = "import pickle, sys; sys.stdout.buffer.write(pickle.load(sys.stdin.buffer).read())"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=pickle.dumps(file),
+        capture_output=True,
+        check=True,
+        cwd=caf.folder,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.stdout == file.read()
 
 
 def test_pyarrow_reads_tables_and_datasets(registered):

@@ -57,6 +57,9 @@ def test_programs_without_an_identity_read_nothing(caf):
         assert archive.find("src", "key-06").location.size_bytes == 64 << 10
         with pytest.raises(IdentityMissing):
             archive.read("src", "key-06")
+        with pytest.raises(IdentityMissing) as missing:
+            fsspec.filesystem("caf", skip_instance_cache=True).cat("src/key-06")
+        assert isinstance(missing.value, OSError)
 
 
 class CountedReads(DirectoryStore):
