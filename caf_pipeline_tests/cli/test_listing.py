@@ -1,8 +1,6 @@
 """`caf ls`, `caf find` and `caf du`."""
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 
@@ -168,21 +166,3 @@ def test_invalid_settings_open_no_archive(caf, path):
         assert archive.sources() == ["src"]
     with caf.surroundings(), pytest.raises(SettingsError, match="is a folder"):
         load_settings("")
-
-
-def test_the_program_of_the_page_runs(caf, capsys):
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "read-from-programs.md").read_text(
-        encoding="utf-8"
-    )
-    (program,) = [
-        block
-        for block in re.findall("```python\n(.*?)```", page, re.DOTALL)
-        if "with open_archive" in block
-    ]
-    names = {}
-    with caf.surroundings():
-        exec(program.replace('"demo"', '"src"'), names)
-    body = BODIES["packages/rich/py.typed"]
-    assert (names["everything"], names["tail"]) == (body, body[-8:])
-    ranges = "packages/rich/py.typed 0 20\npackages/rich/py.typed 0 4\n"
-    assert capsys.readouterr().out == f"packages/rich/py.typed {len(body)} current\n{ranges}"

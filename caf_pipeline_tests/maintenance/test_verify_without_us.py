@@ -45,6 +45,7 @@ def elsewhere(tmp_path_factory):
     environment = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": str(packages),
+        "PYTHONUNBUFFERED": "1",  # each line is written at once, though its reader may have ended
         "LANG": "C.UTF-8",
     }
     return folder, environment
@@ -62,6 +63,7 @@ def sh(text, folder, environment, *, may_fail=False):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
     return done.stdout
 
 

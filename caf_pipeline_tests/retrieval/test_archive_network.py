@@ -1,5 +1,6 @@
 """The archive opened from settings, on a network: requests, slow providers, and references."""
 
+import asyncio
 import hashlib
 import os
 from collections import Counter
@@ -150,6 +151,24 @@ def test_fsspec_reads_objects_by_references_without_our_code(caf, network):
         file.seek(-5, os.SEEK_END)
         assert file.read() == BODIES["dir/04"][-5:]
     assert downloads(network) > before
+
+
+def test_zarr_awaits_objects_by_references_over_http(caf):
+    assert caf("export-references", "src", "-o", "zarr.json").status == 0
+    fs = fsspec.filesystem(
+        "reference",
+        fo=str(caf.folder / "zarr.json"),
+        asynchronous=True,
+        remote_options={"asynchronous": True},
+    )
+
+    async def read():
+        try:
+            return await fs._cat_file("dir/03")
+        finally:
+            await (await fs.fss["http"].set_session()).close()
+
+    assert asyncio.run(read()) == BODIES["dir/03"]
 
 
 def test_parquet_references_name_sha256_of_their_objects(caf):

@@ -1,5 +1,6 @@
 """References into the chunks of a folder, in JSON and Parquet."""
 
+import asyncio
 import json
 import os
 from dataclasses import replace
@@ -17,6 +18,9 @@ from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
 from caf_pipeline_tests.support.located_object import BODY, CHUNK, END, START, in_parts, whole
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
+AS_ZARR = {"asynchronous": True}
+"""The option of docs/how-to/read-from-programs.md. zarr's store awaits every request."""
+
 
 @pytest.fixture
 def store(tmp_path):
@@ -31,8 +35,10 @@ def posting(store, tmp_path):
 def test_reference_into_a_folder_store_is_readable(store, posting, tmp_path):
     sums = write_references([whole(posting)], store, tmp_path / "refs.json")
     assert (sums.objects, sums.chunks, sums.in_parts) == (1, 1, 0)
-    fs = fsspec.filesystem("reference", fo=str(tmp_path / "refs.json"), skip_instance_cache=True)
-    assert fs.cat("a/key") == BODY
+    place = {"fo": str(tmp_path / "refs.json"), "skip_instance_cache": True}
+    assert fsspec.filesystem("reference", **place).cat("a/key") == BODY
+    fs = fsspec.filesystem("reference", asynchronous=True, remote_options=AS_ZARR, **place)
+    assert asyncio.run(fs._cat_file("a/key")) == BODY
 
 
 def test_split_objects_are_in_parquet_but_not_json(store, posting, tmp_path):
