@@ -296,8 +296,8 @@ def test_an_object_that_a_filter_leaves_out_has_this_reason(tmp_path):
         filters=ObjectFilter(exclude=("x/*",), max_size_bytes=8),
     )
     out = "left_out"
-    assert decided.reasons() == [None, out, "claimed", out, out, out, "not_planned"]
-    assert decided.details()[3:] == ["by exclude", "by exclude", "by max_size", ""]
+    assert decided.reasons() == [None, out, "claimed", out, "skipped", out, "not_planned"]
+    assert decided.details()[3:] == ["by exclude", "cold_storage", "by max_size", ""]
 
 
 def test_encoded_form_of_a_key_is_another_key(tmp_path):

@@ -83,7 +83,7 @@ _ASSESSMENT_SCHEMA: Final = pa.schema(
 # there now. An empty or weak ETag (RFC 9110, 8.8.1) may stay while the bytes change. A version id
 # with other characters would need encoding, and S3 does not document whether it decodes that
 # column. A split object is as safe as the worst of its chunks: it needs all parts, and they must
-# add up to its size. A filter says why an object is not archived, even if it was skipped before.
+# add up to its size.
 _DECIDED: Final = """
     WITH listed AS (
         SELECT *, {left_out} AS left_out, version_id IS NULL
@@ -144,11 +144,11 @@ _DECIDED: Final = """
                         coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*'
                     ) THEN 'not_expressible' END
                 WHEN known.claimed THEN 'claimed'
-                WHEN left_out IS NOT NULL THEN 'left_out'
                 WHEN known.skipped IS NOT NULL THEN 'skipped'
                 WHEN not_proven.key IS NOT NULL THEN 'rewritten'
                 WHEN same_bytes.key IS NOT NULL AND listed.version_id IS NULL
                     THEN 'metadata_changed'
+                WHEN left_out IS NOT NULL THEN 'left_out'
                 WHEN elsewhere.key IS NOT NULL AND listed.is_latest THEN 'changed'
                 ELSE 'not_planned' END AS reason,
             CASE
@@ -156,7 +156,6 @@ _DECIDED: Final = """
                 WHEN twice THEN 'it was listed twice, with different ETags'
                 WHEN whole.key IS NOT NULL THEN assessment.detail
                 WHEN known.claimed THEN NULL
-                WHEN left_out IS NOT NULL THEN concat('by ', left_out)
                 ELSE coalesce(known.skipped, not_proven.detail) END AS explanation
         FROM listed
         LEFT JOIN whole
@@ -179,7 +178,8 @@ _DECIDED: Final = """
             ELSE percent_encode(key) END AS encoded_key,
         chunk,
         reason,
-        CASE WHEN reason = 'changed' AND NOT twice OR explanation IS NULL THEN ''
+        CASE WHEN reason = 'left_out' THEN concat('by ', left_out)
+            WHEN reason = 'changed' AND NOT twice OR explanation IS NULL THEN ''
             ELSE explanation END AS detail
     FROM decided
     ORDER BY key, last_modified, object_version
