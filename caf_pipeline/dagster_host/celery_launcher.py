@@ -81,8 +81,11 @@ class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
         if not task:
             return CheckRunHealthResult(WorkerStatus.RUNNING, "the run was not launched by Celery")
         if time.monotonic() - self._tasks_read_at >= TASKS_CACHE_SECONDS:
-            answers = self.celery.control.inspect(timeout=ANSWER_SECONDS).active() or {}
-            self._tasks = frozenset(task["id"] for tasks in answers.values() for task in tasks)
+            # `inspect` would keep one answer of workers that have the same name.
+            answers = self.celery.control.broadcast("active", reply=True, timeout=ANSWER_SECONDS)
+            self._tasks = frozenset(
+                task["id"] for answer in answers for tasks in answer.values() for task in tasks
+            )
             self._tasks_read_at = time.monotonic()
         if task in self._tasks:
             self._missing_since.pop(task, None)

@@ -6,6 +6,7 @@ dagster-celery's own command copies the broker's address, with its password, to 
 users can read.
 """
 
+import secrets
 import sys
 
 from celery import Celery
@@ -32,13 +33,17 @@ def celery_app() -> Celery:
 
 
 def main(options: list[str]) -> int:
-    """Execute runs until a signal ends the process; takes the options of `celery worker`."""
+    """Execute runs until a signal ends the process; takes the options of `celery worker`.
+
+    Containers may have the same host name, and RabbitMQ's control queues are named like workers.
+    """
     try:
         app = celery_app()
     except CafError as error:
         print(with_hint(error), file=sys.stderr)
         return error.exit_code
-    app.worker_main(["worker", *options])
+    # The last --hostname counts.
+    app.worker_main(["worker", "--hostname", f"{secrets.token_hex(4)}@%h", *options])
     return 0
 
 

@@ -37,6 +37,8 @@ NAMESPACE = ["unshare", *_ALLOWED, "--pid", "--fork", "--kill-child", "--mount-p
 """A machine in its own process namespace: all its processes end with the first."""
 
 BROKER = "CAF_CELERY_BROKER"
+TASK = "dagster-celery/task_id"
+ALIVE = {WorkerStatus.RUNNING}
 BACKFILL = "a-backfill"
 
 
@@ -85,19 +87,11 @@ def environment(world, tmp_path, empty_database_url, monkeypatch):
 
 @contextmanager
 def worker(
-    name: str, folder: Path, environment: dict[str, str]
+    name: str, folder: Path, environment: dict[str, str], *options: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start a machine with a worker that executes one run at a time."""
-    command = [
-        *NAMESPACE,
-        sys.executable,
-        "-m",
-        celery_worker.__name__,
-        "--concurrency",
-        "1",
-        "--hostname",
-        name,
-    ]
+    program = [sys.executable, "-m", celery_worker.__name__]
+    command = [*NAMESPACE, *program, "--concurrency", "1", *options]
     with (folder / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
             command, env=os.environ | environment, cwd=folder, stdout=log, stderr=log
@@ -124,8 +118,8 @@ def test_a_lost_workers_run_is_retried_and_paid_once(world, environment, databas
     )  # each run stops where it would fetch or send next
     with (
         DagsterInstance.get() as instance,
-        worker("one", tmp_path, environment) as item,
-        worker("two", tmp_path, environment),
+        worker("one", tmp_path, environment, "--hostname", "same@name") as item,
+        worker("two", tmp_path, environment, "--hostname", "same@name"),
         daemon("caf_pipeline.definitions", tmp_path, **environment),
     ):
         submit_backfill(world, instance, chunks, BACKFILL)
@@ -139,6 +133,8 @@ def test_a_lost_workers_run_is_retried_and_paid_once(world, environment, databas
                 }
 
         wait_for(lambda: len(waiting()) == 2)
+        tasks = [instance.get_run_by_id(run).tags[TASK] for run in waiting()]
+        wait_for(lambda: {health(environment[BROKER], **{TASK: task}) for task in tasks} == ALIVE)
         item.kill()
         Ledger(database).controls.set("paused", None)
         wait_for_backfill(instance, BACKFILL)
@@ -158,6 +154,12 @@ def test_a_lost_workers_run_is_retried_and_paid_once(world, environment, databas
     world.check()
 
 
+def test_workers_of_one_host_have_names_of_their_own(environment, tmp_path):
+    app = CheckedCeleryRunLauncher(broker=environment[BROKER], default_queue="dagster").celery
+    with worker("one", tmp_path, environment), worker("two", tmp_path, environment):
+        wait_for(lambda: len({name for answer in app.control.ping() for name in answer}) == 2)
+
+
 def health(broker, *, lost_seconds=0, **tags):
     launcher = CheckedCeleryRunLauncher(lost_seconds, broker=broker, default_queue="dagster")
     return launcher.check_run_worker_health(DagsterRun("a_job", tags=tags)).status
@@ -165,7 +167,7 @@ def health(broker, *, lost_seconds=0, **tags):
 
 def test_a_run_is_lost_after_its_task_was_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(celery_launcher, "ANSWER_SECONDS", 0.1)
-    task = {"dagster-celery/task_id": "a-task"}
+    task = {TASK: "a-task"}
     with running_redis(tmp_path) as broker:
         assert health(broker, **task) is WorkerStatus.NOT_FOUND
         assert health(broker, lost_seconds=60, **task) is WorkerStatus.RUNNING
