@@ -112,7 +112,7 @@ class Costs:
 
     Attributes:
         pages: Pages of 8 KiB that the server touched.
-        cpu_seconds: Of the process and the server.
+        cpu_seconds: CPU time of the process and the server.
         peak_bytes: Peak memory of the process.
     """
 

@@ -14,7 +14,6 @@ from json import dumps as dump_json
 from pathlib import Path
 from typing import Final
 
-import psutil
 from dagster import DagsterInstance
 
 from caf_pipeline.dagster_host.home import INSTANCE_FILE, dagster_home, is_own
@@ -23,15 +22,13 @@ from caf_pipeline.dagster_host.team_project import team_project
 from caf_pipeline.errors import SettingsError, UsageError
 from caf_pipeline.naming import S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import Settings, SourceSettings
+from caf_pipeline.system.processes import CGROUP, memory_bytes
 from caf_pipeline.system.quantities import counted, show_size
 
 RUN_BYTES: Final = 300 << 20
 
 UPLOADS: Final = 4
 """Default; more would make each slower."""
-
-CGROUP: Final = Path("/sys/fs/cgroup")
-"""Limits of a container (Linux, cgroup v2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +106,6 @@ def this_machine(settings: Settings, cgroup: Path = CGROUP) -> Machine:
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    memory_bytes = psutil.virtual_memory().total
-    with suppress(OSError, ValueError):  # no file, or "max"
-        memory_bytes = min(memory_bytes, int((cgroup / "memory.max").read_text()))
     with suppress(OSError, ValueError):
         quota, period = map(int, (cgroup / "cpu.max").read_text().split())
         cores = min(cores, max(quota // period, 1))
@@ -123,7 +117,7 @@ def this_machine(settings: Settings, cgroup: Path = CGROUP) -> Machine:
         raise SettingsError(
             f"the size of the disk of {folder} cannot be read: {error.strerror}"
         ) from error
-    return Machine(cores, memory_bytes, min(settings.packing.staging_limit or disk, disk))
+    return Machine(cores, memory_bytes(cgroup), min(settings.packing.staging_limit or disk, disk))
 
 
 def computed_limits(

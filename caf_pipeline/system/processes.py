@@ -1,4 +1,4 @@
-"""The identity of this process, and whether another process of this machine is alive.
+"""This process's identity and memory, and whether another process of this machine is alive.
 
 Source: proc(5), proc_pid_stat(5), namespaces(7).
 """
@@ -6,9 +6,14 @@ Source: proc(5), proc_pid_stat(5), namespaces(7).
 import multiprocessing
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Final
+
+CGROUP: Final = Path("/sys/fs/cgroup")
+"""Limits of a container (Linux, cgroup v2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +97,11 @@ def _started(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.NoSuchProcess:
         return None
+
+
+def memory_bytes(cgroup: Path = CGROUP) -> int:
+    """Return the memory of this machine or container."""
+    size_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no file, or "max"
+        size_bytes = min(size_bytes, int((cgroup / "memory.max").read_text()))
+    return size_bytes

@@ -85,6 +85,18 @@ def postmaster(folder):
     return process if process.status() != psutil.STATUS_ZOMBIE else None
 
 
+@pytest.mark.parametrize(
+    ("memory_gib", "expected"),
+    [(1, ("128MB", "4MB")), (8, ("512MB", "16MB")), (1024, ("1GB", "64MB"))],
+)
+def test_memory_settings_follow_the_machine(folder, monkeypatch, memory_gib, expected):
+    monkeypatch.setattr(embedded, "memory_bytes", lambda: memory_gib << 30)
+    server = EmbeddedServer(folder)
+    shown = "SELECT current_setting('shared_buffers'), current_setting('work_mem')"
+    assert ask(server, shown) == [expected]
+    server.close()
+
+
 def test_the_last_of_two_processes_stops_the_server(folder):
     server = EmbeddedServer(folder)
     with user(folder) as other:
