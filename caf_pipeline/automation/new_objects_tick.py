@@ -240,18 +240,18 @@ class NewObjectsTick:
         pages = cursor.pages + listing.pages
         next_cursor = NewObjectsCursor(listing.next_after or b"")  # None: again from the start
         if not listing.new_objects and not cursor.pages:
-            return self._skip(f"Nothing new after '{quote_from_bytes(cursor.after)}'.", next_cursor)
-        since = quote_from_bytes(cursor.since)
+            return self._skip(f"Nothing new{_after(cursor.after)}.", next_cursor)
+        since = _after(cursor.since)
         too_soon = self._was_planned_lately()
         may_wait = pages < PART_PAGES and (listing.all_new or too_soon)
         if listing.next_after is not None and may_wait:
             return self._skip(
-                f"New objects in {counted(pages, 'page')} after '{since}': they are planned with "
+                f"New objects in {counted(pages, 'page')}{since}: they are planned with "
                 "the next pages.",
                 NewObjectsCursor(listing.next_after, cursor.since, pages),
             )
         if too_soon:
-            return self._skip(f"{self._interval_note()} new objects after '{since}' are planned.")
+            return self._skip(f"{self._interval_note()} new objects{since} are planned.")
         return self._plan(cursor.since, listing.next_after, next_cursor)
 
     def _list_keys_of_events(self, cursor: NewObjectsCursor) -> TickResult:
@@ -294,3 +294,7 @@ class NewObjectsTick:
                 f"{counted(drained.rest, 'message')} left in the queue: too many are set apart "
                 "already."
             )
+
+
+def _after(key: bytes) -> str:
+    return f" after '{quote_from_bytes(key)}'" if key else ""

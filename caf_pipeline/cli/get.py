@@ -71,7 +71,7 @@ def get(  # noqa: PLR0917 - the command line's options
       2  FILE exists or cannot be written, the output is binary and a terminal, or TIME is not a
          time.
       4  The object has no cotar index or no such file.
-      9  All copies have wrong bytes, or no provider has the object.
+      9  All copies have wrong bytes, or no copy has the object.
     """
     moment = None if as_of is None else parse_time(as_of)
     if output and output.is_file() and not force:

@@ -300,8 +300,8 @@ def buy(
     size_bytes = parse_size(size, decimal=True)
     if size_bytes < LEAST_BYTES:
         raise UsageError(
-            f"{size_bytes:,} bytes are too few.",
-            hint=f"The chain sells at least {LEAST_BYTES:,}.",
+            f"{show_size(size_bytes)} is too little.",
+            hint=f"The chain sells at least {show_size(LEAST_BYTES)}.",
         )
     with opened_network(load_settings()) as network:
         chain, address = network.store.chain, network.store.wallet.address
@@ -309,7 +309,7 @@ def buy(
         plan, now = chain.confirmed_plan(address)
         if plan is not None and size_bytes < plan.used_bytes:
             raise UsageError(
-                f"{size_bytes:,} bytes are fewer than the {plan.used_bytes:,} used ones.",
+                f"{show_size(size_bytes)} is less than the {show_size(plan.used_bytes)} in use.",
                 hint="SIZE is the total space afterwards.",
             )
         typer.echo(f"now      {_plan_line(plan, now)}", err=True)

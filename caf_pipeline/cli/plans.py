@@ -191,10 +191,11 @@ def _print_preview(preview: PlanPreview, *, public: bool) -> None:
     lines["last plan"] = "none yet"
     if last := preview.difference:
         size = f"{'-' if last.size_bytes < 0 else '+'}{show_size(abs(last.size_bytes))}"
-        lines["last plan"] = (
-            f"{last.plan} of {show_time(last.planned_at)}; this one has {last.objects:+,} objects, "
-            f"{size}, {last.chunks:+,} chunks"
-        )
+        lines["last plan"] = f"{last.plan} of {show_time(last.planned_at)}"
+        if planned.objects:
+            lines["last plan"] += (
+                f"; this one has {last.objects:+,} objects, {size}, {last.chunks:+,} chunks"
+            )
     _print_lines(lines | {"warning": preview.warning})
     _print_objects(planned)
     defaults = (
@@ -266,9 +267,10 @@ def _duration(seconds: float) -> str:
 
 
 def _print_lines(lines: Mapping[str, str]) -> None:
+    width = max(map(len, lines)) + 2
     for name, text in lines.items():
         if text:
-            typer.echo(f"{name:<10}{text}")
+            typer.echo(f"{name:<{width}}{text}")
 
 
 def _print_objects(planned: PlanStatistics) -> None:

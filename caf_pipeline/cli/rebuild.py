@@ -18,6 +18,7 @@ from caf_pipeline.cli.terminal import (
     note,
     print_json,
     printable,
+    show_size,
     show_time,
 )
 from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
@@ -226,8 +227,8 @@ def _print_post(source: str, post: PostedFile, time: datetime, json: bool) -> No
         )
         return
     note(
-        f"  block {posting.start}, about {show_time(time)}, {posting.stored_size_bytes} bytes, "
-        f"root {posting.merkle_root.hex()[:16]}…"
+        f"  block {posting.start}, about {show_time(time)}, "
+        f"{show_size(posting.stored_size_bytes)}, root {posting.merkle_root.hex()[:16]}…"
     )
 
 

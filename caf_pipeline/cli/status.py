@@ -14,6 +14,7 @@ from caf_pipeline.cli.terminal import (
     counted,
     print_json,
     printable,
+    show_coins,
     show_size,
     show_time,
 )
@@ -87,7 +88,7 @@ def status(
                     f"{show_size(row.used_bytes or 0)} of {show_size(row.space_bytes or 0)} "
                     f"used, ends {show_time(row.ends_at)}"
                 )
-            balance = f"balance {row.balance:,} ujkl"
+            balance = f"balance {show_coins(row.balance)}"
             read = f"read {show_time(row.read_at)}, {show_age(now - row.read_at)}"
             typer.echo(f"{row.account}: {space}, {balance}, {read}")
             if warning := end_warning(row, now, settings.jackal.warn_days):

@@ -19,7 +19,9 @@ import typer
 
 from caf_pipeline.errors import UsageError, exit_texts, one_line
 from caf_pipeline.system.quantities import counted as counted  # noqa: PLC0414  re-exported for the commands
+from caf_pipeline.system.quantities import show_coins as show_coins  # noqa: PLC0414
 from caf_pipeline.system.quantities import show_size as show_size  # noqa: PLC0414
+from caf_pipeline.system.quantities import show_time as show_time  # noqa: PLC0414
 from caf_pipeline.waits import LINE_SECONDS
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
@@ -108,20 +110,6 @@ def parse_time(text: str) -> datetime:
             f"{text!r} is not a time.",
             hint="Give a date, or a date and a time: 2026-11-21T10:00:00Z.",
         ) from error
-
-
-def show_time(moment: datetime) -> str:
-    """Format a time in UTC, to the second."""
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def show_coins(amount: int) -> str:
-    """Format an amount of ujkl: 1 JKL is 1,000,000 ujkl."""
-    return (
-        f"{amount:,} ujkl ({amount / 1_000_000:,.2f} JKL)"
-        if amount >= 10_000
-        else f"{amount:,} ujkl"
-    )
 
 
 def printable(text: str) -> str:

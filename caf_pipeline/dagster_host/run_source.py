@@ -264,6 +264,7 @@ class _Command:
         self._summary.damaged = len(self._ledger.chunks.list(self._source, [ChunkState.DAMAGED]))
         account = self._ledger.chunks.account(self._source)
         self._summary.waiting, self._summary.ever_planned = account.waiting, bool(account.chunks)
+        self._summary.retried_at = account.retried_at
         return self._summary
 
     def _plan(self) -> str:

@@ -28,7 +28,7 @@ from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.naming import BACKFILL_TAG, HELD_TAG, PARTITION_TAG, SOURCE_TAG
 from caf_pipeline.settings import Settings
-from caf_pipeline.system.quantities import table_lines
+from caf_pipeline.system.quantities import show_time, table_lines
 from caf_pipeline.wiring import open_ledger
 
 _NO_REASON: Final = "from outside the execution context"
@@ -204,7 +204,7 @@ def _print(runs: Sequence[ShownRun]) -> None:
             run.chunk or run.job,
             run.chunk_state,
             run.status,
-            f"{run.since:%Y-%m-%d %H:%M:%S} UTC",
+            show_time(run.since),
         )
         for run in runs
     ]

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.objects import SkipReason, VersionCounts, versions_as_json
 from caf_pipeline.ledger.records import WaitingObjects
-from caf_pipeline.system.quantities import counted, show_size
+from caf_pipeline.system.quantities import counted, show_size, show_time
 
 CHUNKS_FAILED: Final = 12
 HELD_BY_OTHERS: Final = 13
@@ -75,6 +76,7 @@ class Summary:
         damaged: stored chunks with too few intact copies.
         objects: archived by this command. An object in parts counts with its last part.
         size_bytes: of all objects and parts in the archived chunks.
+        retried_at: when the first skipped object may be planned again.
         space_warning: the space on Jackal ends soon, or earlier than before.
         totals: of this command's own inventory, counted at the end; None if another run kept it
             from taking one.
@@ -94,6 +96,7 @@ class Summary:
     size_bytes: int = 0
     totals: InventoryTotals | None = None
     waiting: WaitingObjects | None = None
+    retried_at: datetime | None = None
     ever_planned: bool = True
     space_warning: str = ""
 
@@ -137,6 +140,7 @@ class Summary:
             "skipped": totals.skipped if totals else {},
             "left_out": totals.left_out if totals else {},
             **(versions_as_json(totals.beside, all_versions=totals.all_versions) if totals else {}),
+            "retried_at": self.retried_at and self.retried_at.isoformat(),
             "waiting": self.waiting and self.waiting.as_json(),
             "archived_objects": self.objects,
             "archived_bytes": self.size_bytes,
@@ -203,6 +207,8 @@ def _completeness(summary: Summary) -> str:
     if totals.beside.older and not totals.all_versions:
         left_out.append(f"{counted(totals.beside.older, 'older version')} left out by versions")
     skipped = ", ".join([*left_out, *(f"{count:,} skipped as {reason}" for reason, count in skips)])
+    if skips and summary.retried_at:
+        skipped += f" (the first plan after {show_time(summary.retried_at)} tries again)"
     if totals.complete:
         whole = "everything is located" if summary.damaged else "the source is complete"
         return f"{whole} except for {skipped}" if skipped else whole
@@ -216,6 +222,6 @@ def _completeness(summary: Summary) -> str:
         parts.append(
             f"{counted(waiting.objects, 'object')} ({show_size(waiting.size_bytes)}) wait until "
             "there are enough for a chunk of min_chunk_size, or for the first plan after "
-            f"{waiting.until:%Y-%m-%d %H:%M:%S} UTC"
+            f"{show_time(waiting.until)}"
         )
     return f"not everything is located yet: {', '.join(filter(None, parts))}"

@@ -54,7 +54,7 @@ from caf_pipeline.store.jackal.storage_forecast import (
     space_warning,
     to_buy,
 )
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_time
 
 CheckFunction = Callable[[RunContext, str], AssetCheckResult]
 """Takes a chunk's id; "" for a check of the source."""
@@ -311,8 +311,7 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
     planned = run_context.ledger.content.last_inventory(run_context.source)
     if planned and (snapshot is None or snapshot.taken_at < planned):
         return _warning(
-            f"The last whole inventory, of {planned.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, "
-            "is not on this machine."
+            f"The last whole inventory, of {show_time(planned)}, is not on this machine."
         )
     if snapshot is None:
         return _warning("There is no whole inventory yet.")

@@ -39,7 +39,7 @@ from caf_pipeline.steps.planning import PlanReport
 from caf_pipeline.steps.preview import PlanEstimate, difference
 from caf_pipeline.store.jackal.answers import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import StorageForecast
-from caf_pipeline.system.quantities import show_size
+from caf_pipeline.system.quantities import show_size, show_time
 
 Metadata = dict[str, MetadataValue | TableSchema | TableColumnLineage | str | int | float]
 
@@ -273,7 +273,7 @@ def plan_metadata(
     if report.previous:
         change = difference(estimate.statistics, estimate.chunks, report.previous)
         comparison_with_last_plan = {
-            "last_plan": f"{change.plan} of {change.planned_at:%Y-%m-%d %H:%M:%S} UTC",
+            "last_plan": f"{change.plan} of {show_time(change.planned_at)}",
             "objects_more_than_last": change.objects,
             "gib_more_than_last": _gib(change.size_bytes),
             "chunks_more_than_last": change.chunks,

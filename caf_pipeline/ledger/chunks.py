@@ -202,7 +202,13 @@ _SUMS: Final = (
     .group_by(CHUNKS.c.state)
 )
 _SKIPPED: Final = (
-    select(CURRENT_SKIPS.c.reason, func.count())
+    select(
+        CURRENT_SKIPS.c.reason,
+        func.count().label("objects"),
+        func.min(CURRENT_SKIPS.c.retry_at)
+        .filter(func.isfinite(CURRENT_SKIPS.c.retry_at))
+        .label("retried_at"),
+    )
     .where(CURRENT_SKIPS.c.source_id == bindparam("source_id"))
     .group_by(CURRENT_SKIPS.c.reason)
 )
@@ -312,7 +318,8 @@ class Chunks(LedgerPart):
             located_objects=located,
             located_bytes=located_bytes + int(in_parts.bytes),
             claimed_objects=claimed + in_parts.claimed,
-            skipped={SkipReason(reason): count for reason, count in skipped},
+            skipped={SkipReason(row.reason): row.objects for row in skipped},
+            retried_at=min((row.retried_at for row in skipped if row.retried_at), default=None),
             content=counts,
             waiting=WaitingObjects(waiting.objects, int(waiting.size_bytes), waiting.until)
             if waiting.objects

@@ -595,7 +595,10 @@ class WaitingObjects:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccount:
-    """Sums over one source. `content` is None until a whole inventory was counted."""
+    """Sums over one source. `content` is None until a whole inventory was counted.
+
+    `retried_at`: when the first skipped object may be planned again; None: never by itself.
+    """
 
     source: str
     chunks: Mapping[ChunkState, int]
@@ -605,6 +608,7 @@ class SourceAccount:
     skipped: Mapping[SkipReason, int]
     content: Content | None = None
     waiting: WaitingObjects | None = None
+    retried_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

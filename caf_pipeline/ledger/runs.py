@@ -42,6 +42,7 @@ from caf_pipeline.ledger.transactions import UNSETTLED
 from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.records import Lease, SignedTransaction
 from caf_pipeline.system.processes import Holder, is_alive
+from caf_pipeline.system.quantities import show_size
 from caf_pipeline.waits import RENEW_SECONDS, Wait, Work
 
 _OF_OTHERS: Final = (
@@ -101,8 +102,8 @@ class Staging(LedgerPart):
             ).scalar_one()
             if limit_bytes and others + size_bytes > limit_bytes:
                 raise StagingError(
-                    f"chunk {chunk} needs {size_bytes} bytes of {folder}, but other chunks hold "
-                    f"{others} of {limit_bytes}",
+                    f"chunk {chunk} needs {show_size(size_bytes)} of {folder}, but other chunks "
+                    f"hold {show_size(others)} of {show_size(limit_bytes)}",
                     hint="wait for other chunks to be archived, or raise packing.staging_limit",
                 )
             connection.execute(

@@ -54,7 +54,7 @@ from caf_pipeline.steps.planning import export_standing
 from caf_pipeline.system.folder_lock import reading, writing_into
 from caf_pipeline.system.hashes import RunningHash
 from caf_pipeline.system.parquet import write_whole
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.system.ranges import LocalFile
 
 TEMPORARY: Final = ".adopting-"
@@ -265,7 +265,7 @@ class _Adopter:
         if shutil.disk_usage(self._folder).free < posting.stored_size_bytes:
             raise StagingError(
                 f"the staging folder {self._context.staging()} has no room for a file of "
-                f"{posting.stored_size_bytes} bytes",
+                f"{show_size(posting.stored_size_bytes)}",
                 hint="make room there, or set 'staging' to a folder on a larger disk",
             )
         for provider in self._context.store.holders(posting):

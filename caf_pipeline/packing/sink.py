@@ -23,6 +23,7 @@ from caf_pipeline.encryption.sealing import SegmentWriter, read_at, sealed_bytes
 from caf_pipeline.errors import StagingError
 from caf_pipeline.formats import age
 from caf_pipeline.system.atomic_files import WRITE_BYTES, sync_folder
+from caf_pipeline.system.quantities import show_size
 
 BUFFER_BYTES: Final = 1 << 20
 """Bytes buffered before a write. Calls for each 16 KiB cost more."""
@@ -398,7 +399,7 @@ def staging_errors(path: Path, size_bytes: int = 0) -> Iterator[None]:
 
 def staging_error(path: Path, error: OSError, size_bytes: int = 0) -> StagingError:
     """Translate an error for a staged file."""
-    needed = f" ({size_bytes} bytes are needed)" if size_bytes else ""
+    needed = f" ({show_size(size_bytes)} are needed)" if size_bytes else ""
     return StagingError(
         f"the staging folder {path.parent} cannot take the chunk: {error.strerror}{needed}",
         hint="make room there, or set 'staging' to a folder on a larger disk",

@@ -149,9 +149,9 @@ def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
     """Return the error, whose class says if a retry can help."""
     errors = failed.values()
     if not errors:
-        return ObjectMissing(f"no provider has {what}", hint="'caf repair' stores its chunk again")
+        return ObjectMissing(f"no copy has {what}", hint="'caf repair' stores its chunk again")
     reasons = "; ".join(f"{provider}: {error}" for provider, error in failed.items())
-    message = f"no provider returns {what} as it was archived: {reasons}"
+    message = f"no copy returns {what} as it was archived: {reasons}"
     if any(not error.permanent for error in errors):
         return StoreUnreachable(message, hint="try again later")
     if any(isinstance(error, IntegrityError) for error in errors):

@@ -61,7 +61,7 @@ def check_keys(
 
 
 def _stored_problem(stored: ChunkReader, posting: PostRecord, header: ChunkHeader) -> str:
-    problem, silent = "no provider has its header", None
+    problem, silent = "no copy has its header", None
     try:
         for provider in stored.holders(posting):
             try:

@@ -19,6 +19,7 @@ from caf_pipeline.retrieval.holders import holders_of
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES, ObjectFile, cut
 from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.atomic_files import WholeFile
+from caf_pipeline.system.quantities import show_size
 
 PIECE_BYTES: Final = 1 << 20
 
@@ -49,7 +50,7 @@ class ArchivedObject:
                 self.write_to(spool)
             except OSError as error:
                 raise UsageError(
-                    f"no room to verify the object's {self.location.size_bytes} bytes: "
+                    f"no room to verify the object's {show_size(self.location.size_bytes)}: "
                     f"{error.strerror}",
                     hint="set TMPDIR to a folder with room, or let 'caf get' write to a file",
                 ) from error

@@ -148,7 +148,7 @@ class AgreedSource:
         if not groups:
             if self._permanent:
                 raise StoredChunkMissing(
-                    f"no provider has bytes {start_byte} to {end_byte} of it ({self._reasons()})"
+                    f"no copy has bytes {start_byte} to {end_byte} of it ({self._reasons()})"
                 )
             raise StoreUnreachable(
                 f"no provider that has it answers ({self._reasons()})", hint="try again later"

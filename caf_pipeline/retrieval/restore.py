@@ -9,17 +9,19 @@ from caf_pipeline.errors import (
     CafError,
     IntegrityError,
     ObjectMissing,
+    RowAltered,
     StoredChunkMissing,
     StoreError,
     StoreUnreachable,
 )
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
+from caf_pipeline.retrieval.holders import ROW
 from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.system.quantities import counted
 
 _RESUMES: Final = "running the same restore again resumes and skips what is there"
-_DAMAGED: Final = "'caf repair' must store the chunk of objects that no provider returns correctly"
+_DAMAGED: Final = "'caf repair' must store the chunk of objects that no copy returns correctly"
 _REFUSED: Final = "objects that the target refused stay missing until their reason is gone"
 
 
@@ -127,7 +129,12 @@ class RestoreSums:
             not issubclass(error, IntegrityError | StoredChunkMissing | NotRestored)
             for error in self.errors
         )
-        hints = [_RESUMES] * resumes + [_DAMAGED] * is_lost + [_REFUSED] * self._met(NotRestored)
+        is_damaged = any(
+            issubclass(error, IntegrityError | StoredChunkMissing) and error is not RowAltered
+            for error in self.errors
+        )
+        hints = [_RESUMES] * resumes + [_DAMAGED] * is_damaged + [_REFUSED] * self._met(NotRestored)
+        hints += [f"altered rows: {ROW}"] * self._met(RowAltered)
         hints += [f"{force} replaces what is different"] * bool(self.different)
         count = counted(self.failed + self.different, "object")
         return kind(f"{count} of {self.listed:,} could not be restored", hint="; ".join(hints))

@@ -120,7 +120,7 @@ def _refusal(context: RunContext, files: Mapping[str | None, ArchiveFiles]) -> S
     return StoredAlready(
         f"the ledger has {has} of '{source}', but the store lists {counted(total, 'file')} that "
         f"may hold its objects; {owner}. Nothing was planned, since all of it may be archived and "
-        f"paid for again. The wallet's archives: {'; '.join(archives)}",
+        f"paid for again. The archives in the store: {'; '.join(archives)}",
         hint=f"{remedy}; if '{source}' is none of these archives, run 'caf run {source} "
         "--new-archive'",
     )

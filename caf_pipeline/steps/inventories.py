@@ -38,7 +38,7 @@ from caf_pipeline.steps.list_source import (
 )
 from caf_pipeline.system.folder_lock import remove_unread, writing_into
 from caf_pipeline.system.parquet import translate_errors
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_time
 
 WHOLE_KEPT: Final = 3
 """Snapshots of a whole source: the planned one, and two to compare. 10⁸ objects take 6 GB."""
@@ -242,7 +242,7 @@ def _report_into_snapshot(context: RunContext, name: str) -> tuple[Snapshot, Tak
         record = InventoryRecord(context.source, path.stem, report.taken_at, *whole)
         if whole in context.ledger.content.later_inventories(record):
             raise ReportRefused(
-                f"the inventory report {report.url} of {report.taken_at:%Y-%m-%d %H:%M:%S} UTC is "
+                f"the inventory report {report.url} of {show_time(report.taken_at)} is "
                 "older than a whole inventory that is already planned",
                 hint="wait for the next report, or list the bucket",
             )

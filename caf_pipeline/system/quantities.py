@@ -1,7 +1,7 @@
 """Numbers with a noun, sizes with a unit, ages, and tables of them."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -25,6 +25,20 @@ def show_size(size_bytes: int) -> str:
         if size < 1024:
             return f"{size:.1f} {unit}"
     return f"{size / 1024:.1f} TiB"
+
+
+def show_coins(amount: int) -> str:
+    """Format an amount of ujkl: 1 JKL is 1,000,000 ujkl."""
+    return (
+        f"{amount:,} ujkl ({amount / 1_000_000:,.2f} JKL)"
+        if amount >= 10_000
+        else f"{amount:,} ujkl"
+    )
+
+
+def show_time(moment: datetime) -> str:
+    """Format a time in UTC, to the second."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def table_lines(

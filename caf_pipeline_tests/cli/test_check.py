@@ -135,8 +135,8 @@ def test_a_lost_chunk_is_a_permanent_error(caf, tmp_path):
     file.unlink()
     done = caf("check", "src", "a/", "--full")
     expect_error(done, 9, "4 objects")
-    assert done.out.count(b"no provider has 'a/") == 4
-    expect_error(caf("get", "src", "a/0"), 9, "no provider has 'a/0'", "'caf repair'")
+    assert done.out.count(b"no copy has 'a/") == 4
+    expect_error(caf("get", "src", "a/0"), 9, "no copy has 'a/0'", "'caf repair'")
     done = caf("restore", "src", "a/", str(tmp_path / "out"))
     expect_error(done, 9, "4 objects of 4", "'caf repair'")
     assert "goes on" not in done.err

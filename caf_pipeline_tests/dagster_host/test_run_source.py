@@ -40,6 +40,7 @@ from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline.store.directory import MARKER
 from caf_pipeline.system.processes import this_process
+from caf_pipeline.system.quantities import show_time
 from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.jackal_network import jackal_settings
@@ -321,6 +322,9 @@ def test_a_retryable_object_is_exit_status_14(pipeline, run):
     (summary,) = run()
     assert (summary.objects, summary.exit_status) == (2, 14)
     assert "as access_denied" in run.printed.getvalue()
+    in_a_day = datetime.now(UTC) + timedelta(days=1)
+    assert in_a_day - timedelta(hours=1) < summary.retried_at < in_a_day + timedelta(hours=1)
+    assert show_time(summary.retried_at) in run.printed.getvalue().replace("\n", " ")
 
 
 def test_a_chunk_with_only_skipped_objects_is_empty(pipeline, run):

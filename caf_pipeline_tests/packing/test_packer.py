@@ -258,7 +258,7 @@ def test_a_full_disk_is_told_before_anything_is_fetched(tmp_path, small_disk):
         give_up_on=lambda planned: False,
         progress=lambda objects, size_bytes: None,
     )
-    with pytest.raises(StagingError, match="bytes are needed"):
+    with pytest.raises(StagingError, match="are needed"):
         pack(packer, plan, small_disk)
     assert source.reads == []
 

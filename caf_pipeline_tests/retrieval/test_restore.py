@@ -2,7 +2,7 @@
 
 import pytest
 
-from caf_pipeline.errors import IntegrityError, ObjectMissing, StoreUnreachable
+from caf_pipeline.errors import IntegrityError, ObjectMissing, RowAltered, StoreUnreachable
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.records import PostRecord
@@ -41,6 +41,14 @@ def test_only_transient_failures_hint_at_a_retry(ended):
     assert ("resumes" in failure.hint, "caf repair" in failure.hint) == (ended is not None, True)
     sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=StoreUnreachable("away")))
     assert "resumes" in sums.failure(ended).hint
+
+
+def test_an_altered_row_is_not_blamed_on_the_store():
+    sums = RestoreSums()
+    error = RowAltered("the row of 'key' was altered")
+    sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=error))
+    assert "caf repair" not in sums.failure(None).hint
+    assert "file_locations" in sums.failure(None).hint
 
 
 def test_hint_covers_failed_and_different_objects():

@@ -72,7 +72,7 @@ def test_post_waits_until_providers_answer(opened, network, staged):
         opened,
         staged,
         NoProvider,
-        "3 copies of 300000 bytes .* 0 providers",
+        "3 copies of 293.0 KiB .* 0 providers",
     )
     assert not error.permanent
     network.well_behaved()
@@ -84,7 +84,7 @@ def test_post_waits_until_providers_answer(opened, network, staged):
     [
         ({"refuse": True}, "2 providers would take one now"),
         ({"fail": 502}, "answers with 502"),
-        ({"room": SIZE - 1}, "has 299999 bytes free"),
+        ({"room": SIZE - 1}, "has 293.0 KiB free"),
     ],
 )
 def test_too_few_accepting_providers_are_refused(opened, network, staged, conduct, match):
@@ -124,7 +124,7 @@ def test_too_low_bandwidth_limit_is_refused_with_a_sufficient_one(open_with, sta
         open_with(bandwidth=1000),
         staged,
         UploadsRefused,
-        "limit is 1000 bytes",
+        "limit is 1000 B/s",
     )
     assert "--bandwidth 5556" in error.hint
     assert open_with(bandwidth=5556).posted(staged).start

@@ -309,7 +309,7 @@ def test_the_spend_cap_is_kept_with_its_numbers(payer, log):
     payer.poster(log).post(chunk("a"), log)
     spent = log.spent(payer.account)
     message = refused(SpendCapReached, payer.poster(log, cap=spent + 5), log, payer, "b")
-    assert all(f"{number} ujkl" in message for number in (spent, spent + 5, 2 * spent))
+    assert all(f"{number:,} ujkl" in message for number in (spent, spent + 5, 2 * spent))
     payer.poster(log, cap=2 * spent).post(chunk("b"), log)
     assert 10**9 - payer.balance() == 2 * spent
 
@@ -609,7 +609,7 @@ def test_a_purchase_obeys_the_spend_cap_and_the_balance(network, stack, log):
     payer = Payer.new(network, stack, space=0, coins=10_000)
     with pytest.raises(SpendCapReached):
         payer.poster(log, cap=9_000).buy(3 * GB, 30, log)
-    with pytest.raises(EmptyWallet, match="has 10000 ujkl"):
+    with pytest.raises(EmptyWallet, match="has 10,000 ujkl"):
         payer.poster(log).buy(3 * GB, 30, log)
     assert payer.balance() == 10_000
 

@@ -426,7 +426,7 @@ def test_slow_provider_is_skipped_if_enough_are_fast(opened, network, staged):
 def test_upload_impossible_within_bandwidth_does_not_start(open_with, staged):
     posting, opened = open_with().posted(staged), open_with(bandwidth=1000)
     before = opened.begun()
-    with pytest.raises(UploadsRefused, match="limit is 1000 bytes"):
+    with pytest.raises(UploadsRefused, match="limit is 1000 B/s"):
         put(opened, posting, staged)
     assert not sent_since(opened, before)
 

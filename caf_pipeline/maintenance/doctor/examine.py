@@ -56,7 +56,7 @@ from caf_pipeline.records import Chunk, SignedTransaction, posting_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.planning import temporary_folder
 from caf_pipeline.system.processes import Holder
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_time
 
 _S = ChunkState
 
@@ -147,7 +147,7 @@ def _leases(examination: Examination) -> Iterator[Finding]:
         if lease.name in others:
             continue
         who = f"run {lease.holder.run} (process {lease.holder.pid})"
-        expired = f"{who} let it expire at {lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+        expired = f"{who} let it expire at {show_time(lease.expires_at)}"
         if not examination.may_be_held(lease):
             is_dead = examination.alive(lease.holder) is False
             problem = f"{who} is dead and did not give it back" if is_dead else expired

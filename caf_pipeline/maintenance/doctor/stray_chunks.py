@@ -40,7 +40,7 @@ from caf_pipeline.maintenance.doctor.findings import (
 from caf_pipeline.maintenance.doctor.key_changes import Change, KeyChange, key_changes
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.steps.first_plan import refuse_new_archive
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_size
 
 _ORDERS: Final = (UnknownPosts.ADD, UnknownPosts.LEAVE)
 _DOUBTFUL: Final = frozenset({FileKind.UNREADABLE, FileKind.CONFLICTING})
@@ -181,7 +181,7 @@ def _unknown_post(examination: Examination, file: rebuild.FileFinding) -> Findin
     }
     problem = (
         f"{rebuild.NOT_OWN}: {_place(file)}, about {posted_at:%Y-%m-%d %H:%M} UTC, "
-        f"{posting.stored_size_bytes} bytes"
+        f"{show_size(posting.stored_size_bytes)}"
     )
     add, leave = (f"'caf doctor {context.source} --{word}-unknown-posts'" for word in _ORDERS)
     name, remedy, changes = _place(file), f"{leave} sets it aside", _no_changes
@@ -230,8 +230,8 @@ def _place(file: rebuild.FileFinding) -> str:
 def _space(examination: Examination, file: rebuild.FileFinding) -> str:
     size_bytes = file.file.posting.stored_size_bytes
     if examination.context.settings.store.kind == "jackal":
-        return f"each of its copies takes {size_bytes} bytes until the bought space ends"
-    return f"it takes {size_bytes} bytes of the store"
+        return f"each of its copies takes {show_size(size_bytes)} until the bought space ends"
+    return f"it takes {show_size(size_bytes)} of the store"
 
 
 def _known_chunk(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:

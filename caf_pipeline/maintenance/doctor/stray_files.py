@@ -30,6 +30,7 @@ from caf_pipeline.packing.staging import StagedFile, leftovers
 from caf_pipeline.records import Chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.planning import TEMPORARY
+from caf_pipeline.system.quantities import show_size
 
 _S = ChunkState
 
@@ -223,7 +224,7 @@ def reservations(examination: Examination) -> Iterator[Finding]:
 
 
 def _unused(reservation: Reservation) -> str:
-    reserved = f"{reservation.size_bytes} bytes of {reservation.folder} are reserved"
+    reserved = f"{show_size(reservation.size_bytes)} of {reservation.folder} are reserved"
     if reservation.state not in CLAIMING:
         return f"{reserved}, and the chunk is '{reservation.state}'"
     # A missing folder may be that of another machine.

@@ -13,7 +13,7 @@ from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.provider_http import PrivateAddress
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_size
 
 ANSWER_VALID_SECONDS: Final = 60.0
 """A provider's answer is valid so long, so that thousands of chunks share a query."""
@@ -128,7 +128,7 @@ class AcceptingProviders:
         with self._lock:
             self._room[provider] = free_bytes, time.monotonic() + ANSWER_VALID_SECONDS
         if free_bytes is not None and free_bytes < size_bytes:
-            return _Refusal(provider, f"has {free_bytes} bytes free")
+            return _Refusal(provider, f"has {show_size(free_bytes)} free")
         return None
 
     def _too_slow(self, provider: str, size_bytes: int) -> bool:
@@ -152,7 +152,7 @@ class AcceptingProviders:
         more = f"; and {len(refusals) - len(first)} more" if len(refusals) > len(first) else ""
         why = "; ".join(f"{refusal.provider}: {refusal.why}" for refusal in first)
         return NoProvider(
-            f"nothing was posted: {counted(required, 'copy', 'copies')} of {size_bytes} bytes are "
-            f"required, but only {counted(takers, 'provider')} would take one now: {why}{more}",
+            f"nothing was posted: {counted(required, 'copy', 'copies')} of {show_size(size_bytes)} "
+            f"are required, but only {counted(takers, 'provider')} would take one now: {why}{more}",
             hint="check that this machine can reach them; a later run asks all of them again",
         )

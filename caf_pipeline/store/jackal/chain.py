@@ -55,6 +55,7 @@ from caf_pipeline.store.jackal.names import (
     transaction_hash,
 )
 from caf_pipeline.store.jackal.nodes import Node, Nodes, Refused, TooLong
+from caf_pipeline.system.quantities import show_size
 
 _PAGE: Final = 500  # files of about 700 bytes
 _SHRINK_FACTOR: Final = 8  # reduces a page to one file in three steps
@@ -186,8 +187,8 @@ class Chain:
         """Return the current price in ujkl. Raises StoreError for too little space."""
         if days < LEAST_DAYS or size_bytes < LEAST_BYTES:
             raise StoreError(
-                f"{size_bytes} bytes for {days} days are less than the chain sells",
-                hint=f"ask for at least {LEAST_BYTES} bytes and {LEAST_DAYS} days",
+                f"{show_size(size_bytes)} for {days} days are less than the chain sells",
+                hint=f"ask for at least {show_size(LEAST_BYTES)} and {LEAST_DAYS} days",
             )
         return self._get(
             f"{_STORAGE}/price_check/{days}/{size_bytes}", lambda answer: answer.integer("price")

@@ -63,7 +63,7 @@ from caf_pipeline.store.protocol import (
     refuse_unknown_archives,
     refuse_unknown_posts,
 )
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_coins
 from caf_pipeline.waits import BRIEF_SECONDS, Waits
 
 MOST_POSTS: Final = 8
@@ -263,15 +263,15 @@ class Poster:
         cap, spent = self._spend_cap(), log.spent(self.account)
         if cap is not None and spent + cost > cap:
             raise SpendCapReached(
-                f"{cost} ujkl more would make {spent + cost} ujkl; the limit is {cap} ujkl, and "
-                f"{spent} ujkl are spent",
+                f"{show_coins(cost)} more would make {show_coins(spent + cost)}; the limit is "
+                f"{show_coins(cap)}, and {show_coins(spent)} are spent",
                 hint="raise the limit with `caf limit` or jackal.spend_cap",
             )
         balance = self._chain.balance(self._address)
         if balance < cost:
             raise EmptyWallet(
-                f"{self._address} has {balance} ujkl, but {cost} ujkl are needed",
-                hint=f"send at least {cost - balance} ujkl to it",
+                f"{self._address} has {show_coins(balance)}, but {show_coins(cost)} are needed",
+                hint=f"send at least {show_coins(cost - balance)} to it",
             )
 
     def find(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:

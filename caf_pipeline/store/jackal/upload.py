@@ -40,7 +40,7 @@ from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider import PIECE_BYTES, Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_selection import RATE_MARGIN, ProviderSelection
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import BRIEF_SECONDS, UNANSWERED_SECONDS, OpenWait, Waits
 
@@ -196,8 +196,8 @@ class Uploads:
             return min(uploads, self.settings.copies)
         limit = self.throttle.limit()
         too_slow = (
-            f"{size_bytes} bytes cannot be uploaded in the {self.settings.upload_seconds:.0f} s "
-            f"that a provider allows: the bandwidth limit is {limit} bytes a second"
+            f"{show_size(size_bytes)} cannot be uploaded in the {self.settings.upload_seconds:.0f} "
+            f"s that a provider allows: the bandwidth limit is {show_size(limit)}/s"
         )
         if limit * seconds < size_bytes:
             least = math.ceil(size_bytes / seconds)
@@ -310,10 +310,10 @@ class _Upload:
             )
             fitting = min(fitting, int(size_bytes * RATE_MARGIN))
             return ChunkTooLarge(
-                f"file {root} of {size_bytes} bytes was not uploaded in the "
+                f"file {root} of {show_size(size_bytes)} was not uploaded in the "
                 f"{self._settings.upload_seconds:.0f} s that a provider allows: {why}",
                 fitting_bytes=fitting,
-                hint=f"lower the source's target_size to about {fitting} bytes",
+                hint=f"lower the source's target_size to about {show_size(fitting)}",
             )
         if len(away) == len(others) and not good:
             return NoProvider(
@@ -406,10 +406,10 @@ class _Upload:
         if len(file.providers) >= file.max_proofs:
             return Result(address, CopyOutcome.NO_SLOT)
         if free_bytes is not None and free_bytes < size_bytes:
-            return Result(address, CopyOutcome.FULL, f"{free_bytes} bytes are free")
+            return Result(address, CopyOutcome.FULL, f"{show_size(free_bytes)} are free")
         rate = self._selection.upload_rate(address)
         if rate and size_bytes / rate > self._settings.upload_seconds:
-            return Result(address, CopyOutcome.TOO_SLOW, f"{rate:.0f} bytes a second were measured")
+            return Result(address, CopyOutcome.TOO_SLOW, f"{show_size(int(rate))}/s was measured")
         return None
 
     def _is_stored(self, client: ProviderClient) -> bool:
@@ -494,7 +494,7 @@ class _Upload:
             return Result(
                 address,
                 CopyOutcome.TOO_SLOW,
-                f"cut off after {control.sent_bytes} bytes in {control.seconds:.0f} s",
+                f"cut off after {show_size(control.sent_bytes)} in {control.seconds:.0f} s",
             )
         raise error
 
