@@ -16,11 +16,11 @@ import struct
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import numpy as np
 from siphash24 import siphash24
@@ -51,6 +51,11 @@ A forged file could claim overlapping contents and make the scan quadratic.
 """
 
 _SALVAGED_BLOCKS: Final = 16  # searched at a time, 1 MiB
+_HASHED_HEADERS: Final = 16_384  # at a time, so that they stay in the processor's cache
+
+_SIPHASH: Final = tuple(struct.unpack(">4Q", b"somepseudorandomlygeneratedbytes"))
+
+_Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 Read = Callable[[int, int], Buffer]
 """Returns the file's bytes between two positions, the second exclusive; fewer only at its end."""
@@ -277,7 +282,7 @@ class LogReader:
                 data[at + METER_BYTES : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES)
             )
             run = b"".join((before, *blocks))
-            for offset in _possible_headers(run):
+            for offset in _right_headers(run):
                 block, in_block = divmod(run_at + offset, BLOCK_BYTES - METER_BYTES)
                 begin = block * BLOCK_BYTES + (METER_BYTES + in_block if in_block else 0)
                 if located := _header_in(run[offset : offset + HEADER_BYTES], begin):
@@ -414,8 +419,11 @@ def _header_in(header: bytes, begin: int) -> tuple[LogEntry, bytes] | None:
     )
 
 
-def _possible_headers(run: bytes) -> Iterator[int]:
-    """A size is below 2**31, and a hash is not 0, as in a run of zeros."""
+def _right_headers(run: bytes) -> Iterator[int]:
+    """Yield where a header with a right hash begins.
+
+    A size is below 2**31, and a hash is not 0, as in a run of zeros.
+    """
     count = len(run) - HEADER_BYTES + 1
     if count <= 0:
         return
@@ -427,7 +435,41 @@ def _possible_headers(run: bytes) -> Iterator[int]:
     no_hash = np.ones(count, dtype=bool)
     for at in range(_HASHED_HEADER_BYTES, HEADER_BYTES):
         no_hash &= zero[at : at + count]
-    yield from np.flatnonzero(possible & ~no_hash).tolist()
+    offsets = np.flatnonzero(possible & ~no_hash)
+    windows = np.lib.stride_tricks.sliding_window_view(data, HEADER_BYTES)
+    for first in range(0, len(offsets), _HASHED_HEADERS):
+        some = offsets[first : first + _HASHED_HEADERS]
+        *message, digest = windows[some].view("<u8").T
+        yield from some[_hashes(message) == digest].tolist()
+
+
+def _hashes(message: Sequence[_Words]) -> _Words:
+    """SipHash-2-4 of many messages of 32 bytes, ten times as fast as one after the other."""
+    keys = struct.unpack("<QQ", _KEY)
+    v0, v1, v2, v3 = (
+        np.full_like(message[0], key ^ constant)
+        for key, constant in zip(2 * keys, _SIPHASH, strict=True)
+    )
+    length = np.full_like(message[0], _HASHED_HEADER_BYTES << 56)
+    for word in (*message, length, None):
+        if word is None:
+            v2 ^= np.uint64(0xFF)
+        else:
+            v3 ^= word
+        for _ in range(4 if word is None else 2):
+            v0 += v1
+            v2 += v3
+            v1, v3 = _rotated(v1, 13) ^ v0, _rotated(v3, 16) ^ v2
+            v0, v2 = _rotated(v0, 32) + v3, v2 + v1
+            v1, v3 = _rotated(v1, 17) ^ v2, _rotated(v3, 21) ^ v0
+            v2 = _rotated(v2, 32)
+        if word is not None:
+            v0 ^= word
+    return v0 ^ v1 ^ v2 ^ v3
+
+
+def _rotated(words: _Words, bits: int) -> _Words:
+    return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
 
 
 def _content_is(digest: bytes, read: Read, entry: LogEntry, into: IO[bytes] | None = None) -> bool:

@@ -641,6 +641,14 @@ def test_check_and_salvage_find_each_changed_byte(steps, data):
     assert {entry for entry in whole if whole[entry].reachable} == reached & set(whole)
 
 
+def test_salvage_finds_all_of_many_headers():
+    headers = [LogWriter().entry(number.to_bytes(16, "little"), b"")[16:] for number in range(5000)]
+    log = LogWriter().entry(bytes(16), b"".join(headers))
+    salvaged = list(LogReader(lambda start, end: log[start:end], len(log)).salvage())
+    numbers = [int.from_bytes(each.entry.user_data, "little") for each in salvaged]
+    assert numbers == [0, *range(5000)]
+
+
 def test_salvage_marks_a_log_inside_an_entry():
     found = list(reader_of((VECTORS / "embedded_plain.chunkio").read_bytes()).salvage())
     assert [(one.entry.begin, one.reachable, one.inside) for one in found] == [
