@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self, runtime_checkable
 
+import msgspec
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.index import (
@@ -221,9 +222,8 @@ class StreamingSource(RangeSource, Protocol):
         """Yield exactly `[start_byte, end_byte)` in pieces of at most `piece_bytes`, or raise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member of an archive at `[start_byte, end_byte)`."""
+class Member(msgspec.Struct, frozen=True, gc=False):
+    """A member of an archive at `[start_byte, end_byte)`. A Struct is made four times as fast."""
 
     key: str
     start_byte: int

@@ -281,6 +281,8 @@ def _decode_fast(
         return None
     has_escapes = _ESCAPED_LETTER.search(index) is not None
     for field, pattern in _FIELDS.items():
+        expected = len(decoded.files) if field.endswith("_byte") else 1
+        expected += field in decoded.files
         # Behind a backslash, the quotation mark belongs to a longer key.
         if has_escapes:
             occurrences = sum(
@@ -288,9 +290,10 @@ def _decode_fast(
             )
         else:
             name_bytes = b'"%b"' % field.encode()
-            occurrences = index.count(name_bytes) - index.count(b"\\" + name_bytes)
-        expected = len(decoded.files) if field.endswith("_byte") else 1
-        if occurrences != expected + (field in decoded.files):
+            occurrences = index.count(name_bytes)
+            if occurrences != expected:
+                occurrences -= index.count(b"\\" + name_bytes)
+        if occurrences != expected:
             _require_short(index, name, f"{field!r} occurs {occurrences} times")
             return None
     _check_version([decoded.format_version], name, lenient, warn)

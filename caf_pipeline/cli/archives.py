@@ -1,6 +1,7 @@
 """`caf create`, `list`, `extract`, `cat`, `verify` and `merkle`."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,11 +172,14 @@ def list_members(*, file: Archive, json: JsonOption = False, lenient: Lenient = 
     Exit status: 0, 4, 5
     """
     with _opened(file, lenient=lenient) as reader:
-        for member in reader.members:
-            if json:
+        if json:
+            for member in reader.members:
                 print_json(key=member.key, start_byte=member.start_byte, end_byte=member.end_byte)
-            else:
-                print(f"{member.size_bytes:>14} {printable(member.key)}")
+        else:
+            sys.stdout.writelines(
+                f"{member.end_byte - member.start_byte:>14} {printable(member.key)}\n"
+                for member in reader.members
+            )
 
 
 def extract(

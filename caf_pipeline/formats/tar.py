@@ -88,7 +88,8 @@ def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator
         if len(block) < BLOCK_BYTES and any(block):
             raise MalformedArchive(
                 f"The tar archive is cut off: its last header has {len(block)} of {BLOCK_BYTES} "
-                "bytes."
+                "bytes.",
+                hint=_NO_TAR,
             )
         if not any(block) if len(block) < BLOCK_BYTES else block == _ZEROS:
             position += BLOCK_BYTES
