@@ -78,7 +78,7 @@ def get(  # noqa: PLR0917 - the command line's options
         raise UsageError(f"{output} exists.", hint="--force replaces it.")
     settings = load_settings()
     with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
-        archived = fetch(lookup, store, source, key, version, as_of=moment)
+        archived = fetch(lookup, store, source, key, version, as_of=moment, suggest=True)
         if warning := _warning(key, archived.location):
             note(warning)
         unread = lookup.unread_chunks(source)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from caf_pipeline import wiring
 from caf_pipeline.cli.terminal import ask_passphrase, note
-from caf_pipeline.errors import NotLocated, StagingError, UsageError
+from caf_pipeline.errors import StagingError, UsageError
 from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
@@ -121,9 +121,10 @@ def require_archived(settings: Settings, lookup: LocationLookups, name: str) -> 
     """Raise SettingsError for an unknown source, NotLocated for an empty one."""
     require_source(settings, lookup, name)
     if name not in lookup.sources():
-        raise NotLocated(
-            f"nothing of source '{name}' is archived yet", hint=f"caf run {name} archives it"
-        )
+        # Loaded here because few commands meet an empty source.
+        from caf_pipeline.retrieval.reader import nothing_archived  # noqa: PLC0415
+
+        raise nothing_archived(name)
 
 
 # --- files
@@ -152,7 +153,7 @@ def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
     source, key = words
     settings = load_settings()
     with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
-        yield ObjectRanges(fetch(lookup, store, source, key))
+        yield ObjectRanges(fetch(lookup, store, source, key, suggest=True))
 
 
 @contextmanager

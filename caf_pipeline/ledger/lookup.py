@@ -197,6 +197,23 @@ class Lookup:
             query("archived_keys"), {"source": source, "start": start, "end": end, "limit": limit}
         )
 
+    def spelled_in_any_case(self, source: str, key: str) -> Sequence[str]:
+        """Return the longest beginnings of a key that archived keys have, in any case; at most 16.
+
+        They are as long as the key if archived keys begin with the whole key.
+        """
+        if not can_be_stored(source) or not can_be_stored(key):
+            return []
+        swapped = (character.swapcase() for character in key)
+        # Some characters become several, such as a sharp s.
+        pairs = zip(key, swapped, strict=True)
+        values = {
+            "source": source,
+            "key": key,
+            "swapped": "".join(other if len(other) == 1 else same for same, other in pairs),
+        }
+        return self._column(query("spelled_in_any_case"), values)
+
     def list_page(
         self, source: str, start: str, end: str, limit: int
     ) -> tuple[Sequence[ListedObject], str | None]:

@@ -13,7 +13,7 @@ from typing import IO, Final
 
 from caf_pipeline.chunk_state import CLAIMING
 from caf_pipeline.errors import CafError, NotLocated, UsageError
-from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.objects import BEHIND_ALL, SkipReason
 from caf_pipeline.ledger.records import Location, LocationLookups, NotArchived
 from caf_pipeline.retrieval.holders import holders_of
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES, ObjectFile, cut
@@ -105,17 +105,19 @@ def fetch(
     *,
     as_of: datetime | None = None,
     folder: Path | None = None,
+    suggest: bool = False,
 ) -> ArchivedObject:
     """Look up one object, without reading its bytes.
 
     `as_of` chooses the version that was modified last before or at this time, or that an inventory
-    up to this time found to be current. Raises NotLocated, or UsageError for a version with a time.
+    up to this time found to be current. `suggest` lets the error for an unknown key name similar
+    keys. Raises NotLocated, or UsageError for a version with a time.
     """
     if object_version is not None and as_of:
         raise UsageError("a version and a time exclude each other", hint="give one of them")
     location = lookup.locate(source, key, object_version, as_of=as_of)
     if location is None:
-        raise not_located(lookup, source, key, object_version, as_of=as_of)
+        raise not_located(lookup, source, key, object_version, as_of=as_of, suggest=suggest)
     return ArchivedObject(location, store, folder)
 
 
@@ -126,8 +128,9 @@ def not_located(
     object_version: str | None = None,
     *,
     as_of: datetime | None = None,
+    suggest: bool = False,
 ) -> NotLocated:
-    """Return the error for a missing location."""
+    """Return the error for a missing location. `suggest` looks for similar keys."""
     records = lookup.not_archived(source, key)
     of_version = [record for record in records if record.object_version == object_version]
     is_specific = object_version is not None or as_of
@@ -152,9 +155,25 @@ def not_located(
     what = f"'{key}' of source {source}" + (f", version '{object_version}'," if of_version else "")
     if records:
         return _explained(min(of_version or records, key=_priority), what, source)
-    return no_source(lookup, source) or NotLocated(
-        f"{what} is not archived",
-        hint="no planned inventory has it, or a filter leaves it out: see 'caf status'",
+    if unknown := no_source(lookup, source):
+        return unknown
+    if not lookup.archived_keys(source, "", BEHIND_ALL, 1):
+        return nothing_archived(source)
+    hint = "no planned inventory has it, or a filter leaves it out: see 'caf status'"
+    if suggest:
+        # Loaded here because most look-ups find their key.
+        from caf_pipeline.retrieval.near_keys import suggestion  # noqa: PLC0415
+
+        hint = suggestion(lookup, source, key) or hint
+    return NotLocated(f"{what} is not archived", hint=hint)
+
+
+def nothing_archived(source: str) -> NotLocated:
+    """Return the error for a source without a location, which a new or a lost ledger lacks."""
+    return NotLocated(
+        f"the ledger has no archived object of source '{source}'",
+        hint=f"if it was archived before, and the ledger was lost, 'caf rebuild {source}' restores "
+        f"the ledger; 'caf plan {source}' shows what a first run would archive",
     )
 
 

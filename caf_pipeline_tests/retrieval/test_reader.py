@@ -265,3 +265,10 @@ def test_error_names_an_unknown_source_or_key(ledger):
     assert "other" in hint
     archive(ledger, ["key"])
     assert "'kee'" in why(ledger, "kee")[0]
+
+
+def test_error_for_an_empty_ledger_names_its_rebuild(ledger):
+    register(ledger, ["key"])
+    hint = why(ledger, "other")[1]
+    assert "caf rebuild src" in hint
+    assert "caf run" not in hint
