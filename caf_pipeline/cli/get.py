@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from caf_pipeline.cli.completing import complete_key
 from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import (
     AsOfOption,
@@ -27,7 +28,12 @@ from caf_pipeline.settings import load_settings
 def get(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     key: Annotated[
-        str, typer.Argument(metavar="KEY", help="The object's key in S3, prefix included.")
+        str,
+        typer.Argument(
+            metavar="KEY",
+            help="The object's key in S3, prefix included.",
+            autocompletion=complete_key,
+        ),
     ],
     output: Annotated[
         Path | None, output_option("Write to FILE instead of standard output.")

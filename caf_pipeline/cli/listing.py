@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from caf_pipeline.cli.completing import complete_key
 from caf_pipeline.cli.opening import opened_lookup, require_archived
 from caf_pipeline.cli.terminal import (
     AsOfOption,
@@ -44,7 +45,9 @@ from caf_pipeline.settings import load_settings
 PrefixArgument = Annotated[
     str,
     typer.Argument(
-        metavar="[PREFIX]", help="Beginning of the keys, as in S3; all keys by default."
+        metavar="[PREFIX]",
+        help="Beginning of the keys, as in S3; all keys by default.",
+        autocompletion=complete_key,
     ),
 ]
 CurrentOption = Annotated[

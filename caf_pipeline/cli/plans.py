@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.cli.completing import complete_source
 from caf_pipeline.cli.opening import (
     chosen_source,
     opened_ledger,
@@ -48,7 +49,11 @@ _USAGE: Final = "caf plans SOURCE, caf plans show PLAN, or caf plans chunk CHUNK
 def plan(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="SOURCE", help="The source, if there are several."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="The source, if there are several.",
+            autocompletion=complete_source,
+        ),
     ] = None,
     *,
     _dry_run: Annotated[

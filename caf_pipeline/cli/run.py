@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from caf_pipeline.cli.completing import complete_source
 from caf_pipeline.cli.opening import chosen_source
 from caf_pipeline.cli.terminal import JsonOption, ListOption, ReportOption, exclusive
 from caf_pipeline.errors import UsageError
@@ -13,7 +14,11 @@ from caf_pipeline.settings import load_settings
 def run(  # noqa: PLR0917 - the command line's options
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE", help="The source to archive, if there are several."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="The source to archive, if there are several.",
+            autocompletion=complete_source,
+        ),
     ] = None,
     options: Annotated[
         list[str] | None,

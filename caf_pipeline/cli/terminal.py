@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from caf_pipeline.cli.completing import complete_source
 from caf_pipeline.errors import UsageError, exit_texts, one_line
 from caf_pipeline.system.quantities import counted as counted  # noqa: PLC0414  re-exported for the commands
 from caf_pipeline.system.quantities import show_coins as show_coins  # noqa: PLC0414
@@ -33,9 +34,15 @@ ListOption = Annotated[
     bool,
     typer.Option("--list", help="List the bucket even if the source has inventory reports."),
 ]
-SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")]
+SourceArgument = Annotated[
+    str,
+    typer.Argument(metavar="SOURCE", help="A source of caf.toml.", autocompletion=complete_source),
+]
 SourcesArgument = Annotated[
-    str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
+    str | None,
+    typer.Argument(
+        metavar="[SOURCE]", help="One source; all by default.", autocompletion=complete_source
+    ),
 ]
 
 AsOfOption = Annotated[

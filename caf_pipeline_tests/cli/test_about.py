@@ -6,6 +6,8 @@ import subprocess
 import pytest
 
 from caf_pipeline_tests.support.command_line import CAF, CommandLine
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 COMPLETED = """
 source <(caf completion bash)
@@ -39,16 +41,40 @@ def test_help_of_an_unknown_command_fails(tmp_path):
 )
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
 def test_bash_completes_a_command_line(tmp_path, words, position, completed):
-    folder = str(CAF).rpartition("/")[0]
+    assert completed_by_bash(tmp_path, words, position) == [completed]
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+def test_bash_completes_sources_and_keys(tmp_path, ledger, database_url):
+    source = MemorySource(dict.fromkeys(("2024/a", "2024/b/c", "2025/a"), b"x"))
+    archive_everything(a_run_context(tmp_path, source, ledger))
+    url = database_url
+    caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": url})
+    caf.settings('[sources.src]\nbucket = "b"\npublic = true\n')
+    assert completed_by_bash(tmp_path, "caf get s", 2, CAF_DATABASE_URL=url) == ["src"]
+    for words, keys in (
+        ("caf get src 202", ["2024/", "2025/"]),
+        ("caf ls src 2024/", ["2024/a", "2024/b/"]),
+        ("caf get src z", []),
+        ("caf get other 2", []),
+    ):
+        assert completed_by_bash(tmp_path, words, 3, CAF_DATABASE_URL=url) == keys
+    assert completed_by_bash(tmp_path, "caf get src 2", 3, CAF_DATABASE_URL="no URL") == []
+
+
+def completed_by_bash(folder, words, position, **variables):
+    """Return what bash completes for the last word; nothing may be on stderr."""
+    programs = str(CAF).rpartition("/")[0]
     done = subprocess.run(
         ["bash", "-c", COMPLETED.format(words=words, position=position)],
-        env={"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(tmp_path)},
-        cwd=tmp_path,
+        env={"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(folder), **variables},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [completed], done.stderr
+    assert not done.stderr
+    return done.stdout.split()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
