@@ -66,6 +66,37 @@ CREATE TRIGGER ends_its_packing AFTER UPDATE OF state ON caf_files FOR EACH ROW
     WHEN (OLD.state <> NEW.state AND NEW.state NOT IN ('planned', 'packing', 'parked'))
     EXECUTE FUNCTION forget_packing_secret();
 
+-- Counts the rows of whole objects by chunk, whoever changes them: a plan exports a chunk again if its number of rows differs from
+-- that of the kept file. Of a load's INSERT this takes a tenth of the time.
+CREATE FUNCTION count_rows() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        UPDATE caf_files SET row_count = 0 WHERE row_count <> 0;
+        RETURN NULL;
+    END IF;
+    IF TG_OP <> 'INSERT' THEN
+        UPDATE caf_files SET row_count = row_count - removed.rows
+        FROM (SELECT caf_file_id, count(*) AS rows FROM old_rows WHERE part = 0 GROUP BY caf_file_id) AS removed
+        WHERE caf_files.caf_file_id = removed.caf_file_id;
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        UPDATE caf_files SET row_count = row_count + added.rows
+        FROM (SELECT caf_file_id, count(*) AS rows FROM new_rows WHERE part = 0 GROUP BY caf_file_id) AS added
+        WHERE caf_files.caf_file_id = added.caf_file_id;
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER counts_inserted AFTER INSERT ON file_locations REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION count_rows();
+CREATE TRIGGER counts_updated AFTER UPDATE ON file_locations REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION count_rows();
+CREATE TRIGGER counts_deleted AFTER DELETE ON file_locations REFERENCING OLD TABLE AS old_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION count_rows();
+CREATE TRIGGER counts_none AFTER TRUNCATE ON file_locations FOR EACH STATEMENT EXECUTE FUNCTION count_rows();
+-- Also if session_replication_role is replica.
+ALTER TABLE file_locations ENABLE ALWAYS TRIGGER counts_inserted, ENABLE ALWAYS TRIGGER counts_updated,
+    ENABLE ALWAYS TRIGGER counts_deleted, ENABLE ALWAYS TRIGGER counts_none;
+
 -- Objects archived in parts: every part of one plan is located, in a chunk in good standing, and
 -- the parts cover the object without gaps. Only this view decides that such an object is located.
 -- `caf_file_id` is the first part's. LATERAL with LIMIT: one lookup a part, even without statistics

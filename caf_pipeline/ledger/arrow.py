@@ -3,12 +3,13 @@
 Lookups do not import this module: pyarrow loads as slowly as the rest of the ledger. Source: COPY
 in the PostgreSQL 18 manual.
 
-A source's located rows are kept as Parquet files, so that a plan exports only what changed:
+A source's located rows are kept as Parquet files, so that the plan of a whole inventory exports
+only what changed:
 
     <sha256>.parquet    locations of some chunks, sorted by key; the footer names the chunks
 
-A plan exports again the rows of a chunk whose state changed, or of a missing or damaged file. The
-files may be removed at any time.
+A plan exports again the rows of a chunk whose state or number of rows changed, or of a missing or
+damaged file. The files may be removed at any time.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -260,7 +262,7 @@ A row is then written about log₂(all rows) times.
 
 
 Chunks = Mapping[int, tuple[str, int]]
-"""By `caf_file_id`: a text that identifies the chunk's state, and its rows."""
+"""By `caf_file_id`: a text that identifies the chunk's state, and its number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +300,13 @@ class KeptLocations:
                 del missing[chunk]
         return list(missing)
 
-    def add(self, exported: Path, added: Sequence[int], chunks: Chunks) -> None:
-        """Keep the exported rows of the `added` chunks; drop rows that no longer count."""
-        total = sum(chunks[chunk][1] for chunk in added)
+    def add(self, exported: Path, chunks: Chunks) -> None:
+        """Keep the exported rows of `chunks`; drop rows that no longer count.
+
+        The new file has each chunk's number of exported rows, whatever `chunks` says.
+        """
+        added = _count_by_chunk(exported)
+        total = sum(added.values())
         old = []
         for file in self._files:
             live = self._live[file.path]
@@ -308,11 +314,13 @@ class KeptLocations:
                 old.append(file)
                 total += sum(chunks[chunk][1] for chunk in live)
         if total:
-            ids = [*added, *(chunk for file in old for chunk in self._live[file.path])]
-            self._merge(exported, old, {chunk: chunks[chunk] for chunk in ids})
+            kept = {chunk: (chunks[chunk][0], rows) for chunk, rows in added.items()}
+            kept |= {chunk: chunks[chunk] for file in old for chunk in self._live[file.path]}
+            self._merge(exported, old, kept)
         for file in old:
-            file.path.unlink(missing_ok=True)
             self._files.remove(file)
+            if file.path not in {new.path for new in self._files}:  # the same rows again
+                file.path.unlink(missing_ok=True)
 
     def _merge(self, exported: Path, old: Sequence[_File], chunks: Chunks) -> None:
         new = self._folder / ".new.parquet"
@@ -400,6 +408,15 @@ def _intact(path: Path) -> _File | None:
         return None
     is_whole = schema == KEPT_SCHEMA and sum(count for _, count in chunks.values()) == rows
     return _File(path, chunks, rows) if is_whole else None
+
+
+def _count_by_chunk(exported: Path) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    with pq.ParquetFile(exported) as file:
+        for batch in file.iter_batches(columns=["caf_file_id"]):
+            for chunk in pc.value_counts(batch["caf_file_id"]).to_pylist():
+                counts[chunk["values"]] += chunk["counts"]
+    return counts
 
 
 def _sha256(path: Path) -> str:

@@ -11,31 +11,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Text, any_, bindparam, func, select
+from sqlalchemy import Connection, Text, any_, bindparam, literal_column, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from caf_pipeline.chunk_state import GOOD
+from caf_pipeline.inventory.key_windows import ALL_KEYS, KeyWindow
 from caf_pipeline.ledger.arrow import open_kept, write_export
 from caf_pipeline.ledger.engine import LedgerPart, driver_connection, source_id_of
 from caf_pipeline.ledger.sql_files import query
-from caf_pipeline.ledger.tables import FILE_LOCATIONS
+from caf_pipeline.ledger.tables import CAF_FILES
 from caf_pipeline.ledger.views import CHUNKS
 
 BATCH_ROWS: Final = 50_000
 
-# Reads the table and no key: a tenth of the time of an export.
-_COUNTED: Final = (
-    select(FILE_LOCATIONS.c.caf_file_id, func.count().label("row_count"))
-    .where(FILE_LOCATIONS.c.source_id == bindparam("source_id"), FILE_LOCATIONS.c.part == 0)
-    .group_by(FILE_LOCATIONS.c.caf_file_id)
-    .subquery("counted")
-)
 _CHUNKS: Final = (
-    select(CHUNKS.c.caf_file_id, CHUNKS.c.name, CHUNKS.c.located_at, _COUNTED.c.row_count)
-    .join_from(CHUNKS, _COUNTED, CHUNKS.c.caf_file_id == _COUNTED.c.caf_file_id)
+    select(
+        CHUNKS.c.caf_file_id,
+        CHUNKS.c.name,
+        CHUNKS.c.located_at,
+        CAF_FILES.c.row_count,
+        # The restore of a backup makes another table, whose chunks may have as many other rows.
+        literal_column("pg_relation_filenode('file_locations')").label("table_file"),
+    )
+    .join_from(CHUNKS, CAF_FILES, CHUNKS.c.caf_file_id == CAF_FILES.c.caf_file_id)
     .where(
+        CHUNKS.c.source_id == bindparam("source_id"),
         CHUNKS.c.state == any_(bindparam("good", type_=ARRAY(Text))),
         ~CHUNKS.c.from_unknown_post,
+        CAF_FILES.c.row_count > 0,
     )
 )
 
@@ -74,9 +77,12 @@ class Exports(LedgerPart):
     StagingError if a file cannot be written.
     """
 
-    def standing(self, source: str, path: Path) -> int:
-        """An object may have several rows, e.g. skipped by one chunk and claimed by the next."""
-        return self._export("standing", source, path, _STANDING)
+    def standing(self, source: str, path: Path, within: KeyWindow = ALL_KEYS) -> int:
+        """An object may have several rows, e.g. skipped by one chunk and claimed by the next.
+
+        The file may also have keys outside of `within`.
+        """
+        return self._export("standing", source, path, _STANDING, within)
 
     def changes(self, source: str, folder: Path, kept: Path) -> None:
         """Make a folder of files that together contain the rows of `standing`.
@@ -101,7 +107,7 @@ class Exports(LedgerPart):
                     _KEPT if missing else (),
                     chunks=missing,
                 )
-            locations.add(exported, missing, chunks)
+            locations.add(exported, chunks)
             locations.link_into(folder)
         exported.unlink()
 
@@ -119,16 +125,18 @@ class Exports(LedgerPart):
                 )
             return locations.count_differing(exported)
 
-    def exceptions(self, source: str, path: Path) -> int:
-        return self._export("exceptions", source, path, _EXCEPTIONS)
+    def exceptions(self, source: str, path: Path, within: KeyWindow = ALL_KEYS) -> int:
+        return self._export("exceptions", source, path, _EXCEPTIONS, within)
 
     def located(self, source: str, path: Path) -> int:
         """The rows of a chunk follow each other. An object in parts has all its rows, or none."""
         return self._export("located", source, path, _LOCATIONS)
 
-    def _export(self, what: str, source: str, path: Path, queries: _Queries) -> int:
+    def _export(
+        self, what: str, source: str, path: Path, queries: _Queries, within: KeyWindow = ALL_KEYS
+    ) -> int:
         with self._one_moment(source) as (connection, source_id):
-            return self._write(what, connection, source_id, path, queries)
+            return self._write(what, connection, source_id, path, queries, within=within)
 
     @contextmanager
     def _one_moment(self, source: str) -> Iterator[tuple[Connection, int]]:
@@ -149,8 +157,16 @@ class Exports(LedgerPart):
         *,
         chunks: Sequence[int] = (),
         advance: Advance = _ignore,
+        within: KeyWindow = ALL_KEYS,
     ) -> int:
-        values = {"source_id": source_id, "good": GOOD, "chunks": list(chunks)}
+        start, end = _as_texts(within)
+        values = {
+            "source_id": source_id,
+            "good": GOOD,
+            "chunks": list(chunks),
+            "start": start,
+            "end": end,
+        }
 
         def batches() -> Iterator[tuple[Mapping[str, Any], list[tuple[Any, ...]]]]:
             for name, constants in queries:
@@ -165,4 +181,23 @@ class Exports(LedgerPart):
 
 def _chunks(connection: Connection, source_id: int) -> dict[int, tuple[str, int]]:
     rows = connection.execute(_CHUNKS, {"source_id": source_id, "good": GOOD})
-    return {row.caf_file_id: (f"{row.name} {row.located_at}", row.row_count) for row in rows}
+    return {
+        row.caf_file_id: (f"{row.name} {row.located_at} {row.table_file}", row.row_count)
+        for row in rows
+    }
+
+
+def _as_texts(within: KeyWindow) -> tuple[str, str | None]:
+    """Return the bounds of all texts within a window whose bounds may be any bytes."""
+    after, until = within
+    end = None if until is None else _text_of(until)
+    return _text_of(after or b""), end if end is not None and end.encode() == until else None
+
+
+def _text_of(key: bytes) -> str:
+    """Return the longest beginning that the database can compare."""
+    key = key.partition(b"\0")[0]
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:
+        return key[: error.start].decode()

@@ -82,6 +82,7 @@ CAF_FILES: Final = Table(
     Column("skipped_count", BigInteger),
     Column("released_count", BigInteger),
     Column("located_count", BigInteger),
+    Column("row_count", BigInteger),
     Column("samples", JSONB),
     Column("unread", JSONB),
     Column("tail_start", BigInteger),

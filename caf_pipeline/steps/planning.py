@@ -28,6 +28,7 @@ from caf_pipeline.inventory.current import (
 )
 from caf_pipeline.inventory.cutting import MAX_CHUNKS, write_plan
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
+from caf_pipeline.inventory.key_windows import ALL_KEYS, KeyWindow
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import (
@@ -137,13 +138,13 @@ def record_current(
     comparison, rewritten = Comparison(), folder / "not_proven.parquet"
     filters = filters_of(context, snapshot)
     compared = NO_FILTER if compares_left_out else filters
-    files, output = export_state(context, folder), folder / "identified.parquet"
+    files, output = export_state(context, folder, snapshot.keys), folder / "identified.parquet"
     identified = identify(snapshot, *files, output, filters=compared)
     if identified.to_compare_count:
         comparison = compare_headers(
             context, lease, inventory, identified.to_compare, rewritten=rewritten
         )
-        files = export_state(context, folder)
+        files = export_state(context, folder, snapshot.keys)
         identified = identify(snapshot, *files, output, filters=compared)
     else:
         write_whole((), rewritten, REWRITTEN_SCHEMA)
@@ -170,22 +171,28 @@ def _record_of(snapshot: Snapshot) -> InventoryRecord:
     )
 
 
-def export_state(context: RunContext, folder: Path, *, in_ledger: bool = True) -> tuple[Path, Path]:
+def export_state(
+    context: RunContext, folder: Path, within: KeyWindow, *, in_ledger: bool = True
+) -> tuple[Path, Path]:
     """Export standings and exceptions; none if the ledger lacks the source."""
     standing, exceptions = folder / "standing", folder / "exceptions.parquet"
     if in_ledger:
-        export_standing(context, standing)
-        context.ledger.exports.exceptions(context.source, exceptions)
+        export_standing(context, standing, within)
+        context.ledger.exports.exceptions(context.source, exceptions, within)
     else:
         write_whole((), standing, STANDING_SCHEMA)
         write_whole((), exceptions, EXCEPTION_SCHEMA)
     return standing, exceptions
 
 
-def export_standing(context: RunContext, folder: Path) -> None:
-    """Export what the ledger has of the objects to a new folder."""
+def export_standing(context: RunContext, folder: Path, within: KeyWindow = ALL_KEYS) -> None:
+    """Export what the ledger has of the objects `within`, and maybe of others, to a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
-    context.ledger.exports.changes(context.source, folder, context.kept_locations())
+    if within == ALL_KEYS:
+        context.ledger.exports.changes(context.source, folder, context.kept_locations())
+    else:  # a sensor's few keys: looking them up costs less than reading the kept files
+        folder.mkdir()
+        context.ledger.exports.standing(context.source, folder / "0.parquet", within)
 
 
 # --- plans ----------------------------------------------------------------------------------------
@@ -238,7 +245,8 @@ def cut_plan(
                         plans.append(_register(context, lease, snapshot, plan))
                         plan = replace(plan, folder=Path(plans[-1].folder))
                     if more:
-                        export_standing(context, current.standing)  # with what was just claimed
+                        # with what was just claimed
+                        export_standing(context, current.standing, snapshot.keys)
                     else:
                         waiting = _record_waiting(context, snapshot, plan)
             filters = filters_of(context, snapshot)
@@ -376,7 +384,7 @@ def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
     with temporary_folder(context) as folder, reading(snapshot.path):
         accounting = account_for_files(
             snapshot.path,
-            *export_state(context, folder),
+            *export_state(context, folder, snapshot.keys),
             within=snapshot.keys,
             # A sensor's plan may have archived later objects.
             silent_from=snapshot.silent_from or snapshot.taken_at,

@@ -200,7 +200,7 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
     in_ledger = context.source in context.ledger.lookup.sources()
     with planning.temporary_folder(context) as folder, reading(snapshot.path):
         filters = planning.filters_of(context, snapshot)
-        state = planning.export_state(context, folder, in_ledger=in_ledger)
+        state = planning.export_state(context, folder, snapshot.keys, in_ledger=in_ledger)
         identified = identify(snapshot, *state, folder / "identified.parquet", filters=filters)
         delta = not_yet_archived(
             identified.unsettled, state[0], folder / "wanted.parquet", filters=filters

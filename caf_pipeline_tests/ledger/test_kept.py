@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +21,7 @@ from caf_pipeline_tests.support.ledger_rows import (
     archive,
     batches,
     end,
+    held,
     location,
     register,
     restore,
@@ -112,12 +114,110 @@ def test_a_chunk_that_was_restored_is_there(ledger, known):
     assert known() == {"a", "b"}
 
 
-def test_rows_deleted_from_the_database_are_left_out(ledger, known, database):
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("DELETE FROM file_locations WHERE file_path = 'a'", {"b"}),
+        (
+            "SET session_replication_role = replica; "
+            "DELETE FROM file_locations WHERE file_path = 'a'",
+            {"b"},
+        ),
+        ("TRUNCATE file_locations", set()),
+    ],
+)
+def test_rows_deleted_from_the_database_are_left_out(ledger, known, database, change, left):
     archive(ledger, ["a", "b"])
     known()
     with connected(database) as connection:
+        connection.execute(change)
+    assert known() == left
+
+
+def test_a_row_given_to_a_chunk_ends_with_it(ledger, known, database):
+    archive(ledger, ["a", "b"])
+    other = archive(ledger, ["c"])
+    known()
+    with connected(database) as connection:
+        connection.execute("UPDATE file_locations SET caf_file_id = 2 WHERE file_path = 'b'")
+    assert known() == {"a", "b", "c"}
+    end(ledger, other, S.DAMAGED, S.WITHDRAWN)
+    assert known() == {"a"}
+
+
+def test_rows_that_a_rebuild_wrote_again_are_there(ledger, known, database):
+    chunk = archive(ledger, ["a", "b"])
+    known()
+    with connected(database) as connection:
         connection.execute("DELETE FROM file_locations WHERE file_path = 'a'")
-    assert known() == {"b"}
+    known()
+    rows = list(batches([location("a"), location("b")]))
+    with held(ledger, chunk) as lease:
+        remote = replace(restored(1, ["a", "b"]), name=chunk)
+        assert ledger.rebuilds.restore_rows(lease, remote, lambda: rows).restored == 1
+    assert known() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "CREATE TEMPORARY TABLE saved AS SELECT * FROM file_locations; DELETE FROM file_locations; "
+        "INSERT INTO file_locations SELECT * FROM saved",
+        "UPDATE file_locations SET part = 0, caf_file_id = caf_file_id",
+    ],
+)
+def test_files_stay_if_the_same_rows_are_written_again(ledger, known, tmp_path, database, change):
+    archive(ledger, ["a", "b"])
+    restore(ledger, restored(1, ["a", "c"]), batches([location("a"), location("c")]), [])
+    known()
+    before = files(tmp_path)
+    with connected(database) as connection:
+        connection.execute(change)
+    assert (known(), files(tmp_path)) == ({"a", "b", "c"}, before)
+
+
+def test_a_wrong_count_hides_and_adds_no_row(ledger, known, database):
+    archive(ledger, ["a", "b"])
+    known()
+    with connected(database) as connection:
+        connection.execute("UPDATE caf_files SET row_count = 1")
+    assert known() == {"a", "b"}
+    assert known() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("within", "keys"),
+    [
+        ((b"a", b"c"), {"b", "c"}),
+        ((b"b\xff", None), {"c", "\ufffd"}),
+        ((b"b\0c", b"c\0"), {"c"}),
+        ((None, b"\xef\xbf\xbc"), {"a", "b", "c"}),
+        ((None, b"b\xff"), {"a", "b"}),
+        ((b"c", "\ufffd".encode()), {"\ufffd"}),
+    ],
+)
+@pytest.mark.parametrize("state", ["located", "claimed", "skipped"])
+def test_a_window_has_the_objects_of_its_keys(ledger, tmp_path, within, keys, state):
+    every = ["a", "b", "c", "\ufffd"]
+    if state == "located":
+        archive(ledger, every)
+    else:
+        register(ledger, every if state == "claimed" else [], skips=map(skip, every))
+    unsupported = skip("%FF", SkipReason.UNSUPPORTED_KEY)
+    ledger.skips.record(SOURCE, [unsupported])
+    path = tmp_path / "standing.parquet"
+    ledger.exports.standing(SOURCE, path, within)
+    after, until = within
+    rows = pq.read_table(path).to_pylist()
+    assert "unsupported_key" in {row["reason"] for row in rows}
+    assert {
+        row["key"].decode()
+        for row in rows
+        if row["standing"] == state
+        and row["reason"] != "unsupported_key"
+        and (after is None or row["key"] > after)
+        and (until is None or row["key"] <= until)
+    } == keys
 
 
 def _truncate(path):

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import shutil
 from datetime import timedelta
 
 import pytest
@@ -114,6 +115,22 @@ def test_returning_content_after_deletion_is_read_again(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
     assert (current(context)[0], current(context)[1].is_current, packed(context)) == (A, True, 1)
+
+
+@pytest.mark.thorough
+def test_a_window_finds_deleted_keys_without_the_kept_files(context, bucket):
+    for key in ("a", "k", "z"):
+        bucket.put(key, A)
+    archive_everything(context)
+    shutil.rmtree(context.kept_locations())
+    bucket.delete("k")
+    window = inventories.take_inventory(context, after=b"a", until=b"m")
+    assert planning.cut_plan(context, window).exceptions == 1
+    assert current(context)[1].gone_at is not None
+    assert (planning.account_for(context, window).gone, context.kept_locations().exists()) == (
+        1,
+        False,
+    )
 
 
 @pytest.mark.thorough

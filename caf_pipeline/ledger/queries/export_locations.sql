@@ -1,5 +1,5 @@
--- Returns the locations of whole objects in chunks in good standing, in the order of LOCATED_SCHEMA. LATERAL with OFFSET: see
--- export_located.
+-- Returns the locations of whole objects in chunks in good standing, in the order of LOCATED_SCHEMA. LATERAL with OFFSET
+-- reads the rows of a chunk by the index of chunks, once.
 SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), part, located.caf_file_id, start_byte, end_byte,
     nullif(version_id, ''), etag, sha256,
     last_modified, crc64nvme, s3_checksum, header_sets.header_set
