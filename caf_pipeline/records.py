@@ -192,6 +192,8 @@ class Chunk:
     Attributes:
         read_back_at: when all stored bytes last came back, from a copy that has been right since.
         opened_with: recipient of the identity that opened all these bytes.
+        read_tail_sha256: of manifest, index and footer among these bytes.
+        agreed_sha256: of the chunk's rows, sizes and header when this manifest agreed with them.
         unanswered_at: when a copy did not answer a check; None once all answered.
         failures: ids of runs in a step, killed or failed since the chunk was planned or unparked.
         tail_start: None if the chunk was rebuilt.
@@ -242,6 +244,8 @@ class Chunk:
     copy_state: CopyState | None = None
     encrypted: bool = False
     opened_with: str | None = None
+    read_tail_sha256: bytes | None = None
+    agreed_sha256: bytes | None = None
     unread: Sequence[Sample] = ()
     from_unknown_post: bool = False
 

@@ -571,11 +571,14 @@ COMMENT ON COLUMN replicas.fault IS 'what was wrong with its bytes when last che
 
 -- A run that moves a chunk may delete rows that no longer count (roles.sql).
 CREATE TABLE full_reads (
-    caf_file_id  bigint NOT NULL,
-    store        text COLLATE "C" NOT NULL,
-    provider     text NOT NULL,
-    read_at      timestamptz NOT NULL DEFAULT now(),
-    opened_with  text,
+    caf_file_id    bigint NOT NULL,
+    store          text COLLATE "C" NOT NULL,
+    provider       text NOT NULL,
+    read_at        timestamptz NOT NULL DEFAULT now(),
+    opened_with    text,
+    merkle_root    bytea NOT NULL,
+    tail_sha256    bytea,
+    agreed_sha256  bytea,
     PRIMARY KEY (caf_file_id, store),
     FOREIGN KEY (caf_file_id, store) REFERENCES chunk_copies
 );
@@ -585,6 +588,9 @@ COMMENT ON COLUMN full_reads.store IS 'store that it was read from';
 COMMENT ON COLUMN full_reads.provider IS 'provider that returned the bytes -> providers.provider';
 COMMENT ON COLUMN full_reads.read_at IS 'when the last byte was compared';
 COMMENT ON COLUMN full_reads.opened_with IS 'public key of the identity that opened it; NULL: only stored bytes were compared';
+COMMENT ON COLUMN full_reads.merkle_root IS 'root of the bytes; the read ends with this root';
+COMMENT ON COLUMN full_reads.tail_sha256 IS 'of manifest, index and footer among these bytes; NULL: not opened';
+COMMENT ON COLUMN full_reads.agreed_sha256 IS 'of the chunk''s rows, sizes and header when this manifest agreed with the rows; NULL: not compared yet';
 
 CREATE TABLE providers (
     provider       text COLLATE "C" PRIMARY KEY,

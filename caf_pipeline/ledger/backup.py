@@ -167,6 +167,7 @@ ANALYZE file_locations;
 """
 
 _MARK: Final = """
+DELETE FROM full_reads;
 INSERT INTO orders (name, value)
     VALUES ('unverified', 'a backup without a hash was restored and not compared with the store')
     ON CONFLICT (name) DO NOTHING;

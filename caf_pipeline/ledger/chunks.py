@@ -57,6 +57,8 @@ _WITHOUT_SAMPLES: Final[Select[Any]] = (
         PLANS.c.folder.label("plan_folder"),
         FULL_READS.c.read_at.label("read_back_at"),
         FULL_READS.c.opened_with,
+        FULL_READS.c.tail_sha256.label("read_tail_sha256"),
+        FULL_READS.c.agreed_sha256.label("agreed_sha256"),
         func.coalesce(OBJECT_PARTS.c.part, 0).label("part"),
         func.coalesce(OBJECT_PARTS.c.part_count, 0).label("part_count"),
         func.coalesce(OBJECT_PARTS.c.abandoned, false()).label("part_abandoned"),
@@ -75,7 +77,9 @@ _WITHOUT_SAMPLES: Final[Select[Any]] = (
     .outerjoin(
         FULL_READS,
         and_(
-            CHUNKS.c.caf_file_id == FULL_READS.c.caf_file_id, CHUNKS.c.store == FULL_READS.c.store
+            CHUNKS.c.caf_file_id == FULL_READS.c.caf_file_id,
+            CHUNKS.c.store == FULL_READS.c.store,
+            CHUNKS.c.merkle_root == FULL_READS.c.merkle_root,
         ),
     )
 )

@@ -129,7 +129,7 @@ class Exports(LedgerPart):
         return self._export("exceptions", source, path, _EXCEPTIONS, within)
 
     def located(self, source: str, path: Path) -> int:
-        """The rows of a chunk follow each other. An object in parts has all its rows, or none."""
+        """Rows come in any order. An object in parts has all its rows, or none."""
         return self._export("located", source, path, _LOCATIONS)
 
     def _export(

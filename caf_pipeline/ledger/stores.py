@@ -49,7 +49,7 @@ from caf_pipeline.ledger.tables import (
     TRANSACTIONS,
 )
 from caf_pipeline.ledger.views import CHUNKS
-from caf_pipeline.records import Copy, Lease, ProviderRecord, StoragePlanRow
+from caf_pipeline.records import Chunk, Copy, Lease, ProviderRecord, StoragePlanRow
 
 _UNANSWERED: Final = (
     update(CHUNK_COPIES)
@@ -57,6 +57,15 @@ _UNANSWERED: Final = (
     .values(unanswered_at=func.now())
 )
 # A full read counts as long as its copy does.
+_AGREE: Final = (
+    update(FULL_READS)
+    .where(
+        FULL_READS.c.caf_file_id == bindparam("id"),
+        FULL_READS.c.merkle_root == bindparam("root"),
+        FULL_READS.c.read_at == bindparam("at"),
+    )
+    .values(agreed_sha256=bindparam("agreed_sha256"))
+)
 _END_FULL_READ: Final = delete(FULL_READS).where(
     FULL_READS.c.caf_file_id == bindparam("id"),
     ~exists().where(
@@ -156,18 +165,38 @@ class Replicas(LedgerPart):
             connection.execute(_UNANSWERED, {"id": caf_file_id})
 
     def record_full_read(
-        self, lease: Lease, chunk: str, provider: str, *, opened_with: str | None = None
+        self,
+        lease: Lease,
+        chunk: str,
+        provider: str,
+        *,
+        opened_with: str | None = None,
+        tail_sha256: bytes | None = None,
     ) -> None:
         """Record that a provider returned all stored bytes, with the right Merkle root.
 
-        `opened_with` is the recipient of the identity that opened them. The record ends with the
-        copy, or when the chunk becomes damaged, or is located or posted again.
+        `opened_with` is the recipient of the identity that opened them, and `tail_sha256` that of
+        the manifest and all bytes behind it. The record ends with the copy, or when the chunk
+        becomes damaged, or is located or posted again.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
-            values = {"id": caf_file_id, "provider": provider, "opened_with": opened_with}
+            values = {
+                "id": caf_file_id,
+                "provider": provider,
+                "opened_with": opened_with,
+                "tail_sha256": tail_sha256,
+            }
             connection.exec_driver_sql(query("record_full_read"), values)
             connection.execute(_READ_WHOLE, {"id": caf_file_id})
+
+    def record_agreement(self, chunk: Chunk, agreed_sha256: bytes) -> None:
+        """Record that the manifest of this full read agrees with the ledger.
+
+        Does nothing if the full read has ended or was repeated since `chunk` was read.
+        """
+        values = {"id": chunk.caf_file_id, "root": chunk.merkle_root, "at": chunk.read_back_at}
+        self._execute(_AGREE, agreed_sha256=agreed_sha256, **values)
 
     def record_whole(self, lease: Lease, chunk: str) -> None:
         """Record that a restored chunk's bytes have its root, and are those that made its rows."""

@@ -367,6 +367,9 @@ FULL_READS: Final = Table(
     Column("provider", Text),
     Column("read_at", TIMESTAMPTZ),
     Column("opened_with", Text),
+    Column("merkle_root", LargeBinary),
+    Column("tail_sha256", LargeBinary),
+    Column("agreed_sha256", LargeBinary),
     ForeignKeyConstraint(
         ["caf_file_id", "store"], ["chunk_copies.caf_file_id", "chunk_copies.store"]
     ),

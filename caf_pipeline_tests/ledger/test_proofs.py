@@ -23,6 +23,7 @@ from caf_pipeline_tests.support.ledger_rows import (
     register,
     seen,
 )
+from caf_pipeline_tests.support.postgres import connected
 
 
 def windows_after(ledger, chunk, *windows, apart=False):
@@ -299,6 +300,21 @@ def test_the_last_full_read_says_what_opened_it(ledger):
     read_back(ledger, chunk, "age1recipient")
     end(ledger, chunk, ChunkState.DAMAGED)
     assert ledger.chunks.get(chunk).opened_with is None
+
+
+def test_an_agreement_ends_with_its_full_read(ledger):
+    chunk = archive(ledger, ["a"])
+    read_back(ledger, chunk)
+    before = ledger.chunks.get(chunk)
+    ledger.replicas.record_agreement(before, b"a" * 32)
+    assert ledger.chunks.get(chunk).agreed_sha256 == b"a" * 32
+    read_back(ledger, chunk)
+    ledger.replicas.record_agreement(before, b"b" * 32)
+    assert ledger.chunks.get(chunk).agreed_sha256 is None
+    ledger.replicas.record_agreement(ledger.chunks.get(chunk), b"c" * 32)
+    with connected(ledger.database) as connection:
+        connection.execute("UPDATE chunk_copies SET merkle_root = sha256('x')")
+    assert ledger.chunks.get(chunk).read_back_at is None
 
 
 def test_damage_repost_or_repair_ends_the_full_read(ledger):

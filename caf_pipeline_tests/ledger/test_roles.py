@@ -81,7 +81,7 @@ def test_a_worker_cannot_change_a_full_read_but_ends_it(ledger_as, located):
     worker = ledger_as("caf_worker")
     read_back(ledger_as("caf_verifier"), located)
     with pytest.raises(InsufficientPrivilege), connected(worker.database) as connection:
-        connection.execute("UPDATE full_reads SET read_at = now()")
+        connection.execute("UPDATE full_reads SET agreed_sha256 = NULL")
     with held(worker, located) as lease:
         worker.moves.move(lease, located, ChunkState.LOCATED, ChunkState.DAMAGED, reason="lost")
     assert worker.chunks.get(located).read_back_at is None

@@ -725,6 +725,40 @@ def test_a_manifest_without_the_columns_is_an_integrity_error(tmp_path):
         LocatedRows(write_located(tmp_path / "l.parquet", [])).differing(1, tmp_path / "m.parquet")
 
 
+def test_a_digest_covers_all_values_of_rows_in_any_order(tmp_path):
+    objects = [thing(b"a", version="v"), thing(b"b"), thing(b"c")]
+    unset = {"crc64nvme": None, "s3_checksum": None}
+    rows = [row(obj, 1 + number // 2, **unset) for number, obj in enumerate(objects)]
+
+    def digests(rows):
+        located = LocatedRows(write_located(tmp_path / "l.parquet", rows))
+        return located.digest(1), located.digest(2)
+
+    first, second = digests(rows)
+    assert first != second
+    assert digests(rows[::-1]) == digests([rows[0], rows[2], rows[1]]) == (first, second)
+    assert digests(rows[1:])[0] != first
+    changed = {
+        field.name: {
+            pa.int32(): 7,
+            pa.int64(): 7,
+            pa.string(): "other",
+            pa.binary(): b"other",
+            pa.timestamp("us", tz="UTC"): MOMENT + timedelta(days=9),
+        }[field.type]
+        for field in LOCATED_SCHEMA
+    }
+    others = [{**rows[0], name: value} for name, value in changed.items()]
+    others += [
+        {**rows[0], name: value}
+        for name in ("version_id", "crc64nvme", "s3_checksum")
+        for value in (None, type(changed[name])())
+    ]
+    others = [other for other in others if other != rows[0]]
+    assert all(digests([other, *rows[1:]])[0] != first for other in others)
+    assert len({digests([other, *rows[1:]])[0] for other in others}) == len(others)
+
+
 BODY = bytes(range(256)) * 4
 
 

@@ -3,6 +3,8 @@
 import ast
 import hashlib
 import os
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -404,10 +406,19 @@ def test_wrong_row_is_detected_by_a_full_read(context, tmp_path, proven, databas
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
-    ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS, "header_set = NULL"],
+    [
+        "sha256 = sha256('x')",
+        "start_byte = start_byte + 1",
+        A_BYTE_LESS,
+        "header_set = NULL",
+        "last_modified = last_modified - interval '1 day'",
+        "s3_checksum = 'crc32:00000000'",
+        "crc64nvme = '12345678'",
+    ],
 )
 def test_row_changed_after_the_full_read_is_detected(context, tmp_path, proven, database, change):
-    assert Answer(context, tmp_path).found.everything_is_safe
+    for _ in range(2):  # the second run compares no manifest
+        assert Answer(context, tmp_path).found.everything_is_safe
     tamper(database, change)
     answer = Answer(context, tmp_path)
     assert answer.reasons == dict.fromkeys(
@@ -428,19 +439,62 @@ def test_row_with_a_newer_identity_is_not_safe(context, tmp_path, proven, databa
 def test_wrong_manifest_is_read_from_the_next_provider(
     context, store, tmp_path, proven, monkeypatch
 ):
-    Answer(context, tmp_path)
     original = assessment.LocatedRows.differing
-    files = []
+    compared = []
 
     def differing(rows, caf_file_id, manifest):
-        files.append(manifest)
-        if len(files) % 2:  # the first provider of each chunk
+        compared.append(caf_file_id)
+        if compared.count(caf_file_id) == 1:  # the first provider of each chunk
             manifest.write_bytes(b"nonsense")
         return original(rows, caf_file_id, manifest)
 
     monkeypatch.setattr(assessment.LocatedRows, "differing", differing)
     assert Answer(context, tmp_path).found.everything_is_safe
-    assert len(files) == 2 * len(proven)
+    assert len(compared) == 2 * len(proven)
+    assert Answer(context, tmp_path).found.everything_is_safe
+    assert len(compared) == 2 * len(proven)
+
+
+@pytest.mark.thorough
+def test_a_manifest_from_outside_the_chunk_is_not_believed(
+    context, store, tmp_path, proven, monkeypatch
+):
+    tails = []
+
+    @contextmanager
+    def tail(assessor, chunk, provider, opened):
+        with original(assessor, chunk, provider, opened) as ((start, end, sha256), manifest):
+            tails.append(chunk.name)
+            yield (start, end, hashlib.sha256(sha256).digest()), manifest
+
+    original = assessment.ChunkAssessor._tail
+    with monkeypatch.context() as patch:
+        patch.setattr(assessment.ChunkAssessor, "_tail", tail)
+        answer = Answer(context, tmp_path)
+    assert set(tails) == set(proven)
+    assert set(answer.reasons.values()) == {"disagrees"}
+    assert not any(context.ledger.chunks.get(name).agreed_sha256 for name in proven)
+    assert Answer(context, tmp_path).found.everything_is_safe
+
+
+@pytest.mark.thorough
+def test_a_chunk_without_a_look_is_not_safe(context, tmp_path, proven, monkeypatch):
+    Answer(context, tmp_path)
+    monkeypatch.setattr(assessment.ChunkAssessor, "_prove", lambda *_: {})
+    assert set(Answer(context, tmp_path).reasons.values()) == {"not_looked_at"}
+
+
+@pytest.mark.thorough
+def test_an_error_of_one_chunk_ends_the_question(context, tmp_path, proven, monkeypatch):
+    original = assessment.prove_chunk
+
+    def prove(run_context, name, **options):
+        if name == proven[1]:
+            raise IntegrityError("no answer that was foreseen")
+        return original(run_context, name, **options)
+
+    monkeypatch.setattr(assessment, "prove_chunk", prove)
+    leaves(context, tmp_path, IntegrityError)
 
 
 # --- reading back
@@ -556,24 +610,23 @@ def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch)
 
 @pytest.mark.thorough
 def test_progress_adds_up_to_the_bytes_read(context, tmp_path, proven):
-    done, totals = [], []
+    done, totals = Counter(), {}
 
     class Bar:
         def __init__(self, title, total):
-            totals.append(total)
+            self.title = title
+            totals[title] = total
 
         def __enter__(self):
-            return done.append
+            return lambda size_bytes: done.update({self.title: size_bytes})
 
         def __exit__(self, *_):
             pass
 
     find_deletable(context, tmp_path / "l.csv", reporter=assessment.ProgressReporter(progress=Bar))
-    assert (
-        sum(done)
-        == totals[0]
-        == sum(context.ledger.chunks.get(name).stored_size_bytes for name in proven)
-    )
+    stored = sum(context.ledger.chunks.get(name).stored_size_bytes for name in proven)
+    titles = ["reading back", "proving", "comparing"]
+    assert dict(done) == totals == dict.fromkeys(titles, stored)
 
 
 # --- nothing half-done

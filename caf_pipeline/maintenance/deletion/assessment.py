@@ -3,10 +3,15 @@
 Chunks in good standing are read back, proven, and compared with their manifests.
 """
 
+import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from caf_pipeline.caf.archive import RangeSource
 from caf_pipeline.chunk_state import ChunkState
@@ -25,14 +30,23 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger.records import WINDOWS_REQUIRED, KnownCopy
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, LocatedRows, Unsafe
 from caf_pipeline.maintenance.full_read import Range, read_back, unreadable_copy
-from caf_pipeline.maintenance.scrub import is_small, mark_wrong, prove_chunk
+from caf_pipeline.maintenance.scrub import (
+    CHUNKS_AT_ONCE,
+    OneRequestEach,
+    is_small,
+    mark_wrong,
+    prove_chunk,
+)
 from caf_pipeline.reading.chunk_reader import ChunkFile, RemoteSource
 from caf_pipeline.reading.samples import CopyFinding, described
 from caf_pipeline.records import Chunk, Copy, Lease, posting_of
 from caf_pipeline.retrieval.remote_chunk import fetch_manifest
+from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
 from caf_pipeline.system.quantities import counted
+
+_Result = TypeVar("_Result")
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Shows a title and a bar of so many bytes. Call the result with further bytes."""
@@ -62,11 +76,11 @@ class ChunkAssessor:
 
     def __post_init__(self) -> None:
         self.located = self.folder / "located.parquet"
-        self.rows = LocatedRows(self.located)
 
     def _export(self) -> None:
         """The chunks are listed first, so that each has its rows."""
         self.context.ledger.exports.located(self.context.source, self.located)
+        self.rows = LocatedRows(self.located)
 
     def _chunks(self) -> Sequence[Chunk]:
         states = [ChunkState.LOCATED, ChunkState.DAMAGED]
@@ -117,9 +131,9 @@ class ChunkAssessor:
             if chunk.state is not ChunkState.LOCATED or chunk.was_read_back:
                 return "" if chunk.was_read_back else f"it is {chunk.state}"
             posting, findings, opened = posting_of(chunk), [], self._open(chunk)
-            differing = ""
+            differing, tail = "", None
             for provider in self.context.store.holders(posting):
-                finding, differing = self._read_from(provider, lease, chunk, opened, advance)
+                finding, differing, tail = self._read_from(provider, lease, chunk, opened, advance)
                 findings.append(finding)
                 if finding.good:
                     break
@@ -138,6 +152,7 @@ class ChunkAssessor:
                 name,
                 findings[-1].copy.provider,
                 opened_with=opened.opened_with if opened else None,
+                tail_sha256=tail,
             )
             return ""
 
@@ -156,8 +171,9 @@ class ChunkAssessor:
         chunk: Chunk,
         opened: OpenedChunk | None,
         advance: Callable[[int], None],
-    ) -> tuple[CopyFinding, str]:
-        copy, bytes_read = Copy(provider, ""), 0
+    ) -> tuple[CopyFinding, str, bytes | None]:
+        """Return also how the chunk contradicts the ledger, and the SHA-256 of its tail."""
+        copy, bytes_read, tail, unreadable = Copy(provider, ""), 0, None, ""
 
         def progress(size_bytes: int) -> None:
             nonlocal bytes_read
@@ -166,6 +182,13 @@ class ChunkAssessor:
 
         try:
             ranges = _own_ranges(self.rows.ranges(chunk.caf_file_id))
+            if opened or not chunk.encrypted:
+                # The Merkle root of all bytes shows whether this tail is the chunk's.
+                try:
+                    with self._tail(chunk, provider, opened) as (tail, _):
+                        ranges = chain(ranges, [tail])
+                except (ArchiveError, IntegrityError) as error:
+                    unreadable = f"its manifest cannot be read: {error}"
             differing = read_back(
                 self.context,
                 lease,
@@ -180,8 +203,24 @@ class ChunkAssessor:
             raise
         except (StoreError, IntegrityError) as error:
             advance(-bytes_read)
-            return unreadable_copy(copy, error), ""
-        return CopyFinding(copy, whole=True), differing
+            return unreadable_copy(copy, error), "", None
+        sha256 = tail[2] if tail else None
+        return CopyFinding(copy, whole=True), differing or unreadable, sha256
+
+    @contextmanager
+    def _tail(
+        self, chunk: Chunk, provider: str, opened: OpenedChunk | None
+    ) -> Iterator[tuple[Range, Path]]:
+        """Yield the range from the manifest to the end of the CAF, and the manifest as a file."""
+        stored = RemoteSource(self.context.store, posting_of(chunk), provider)
+        source: RangeSource = OpenedSource(stored, opened) if opened else stored
+        member = ChunkFile(source, chunk.name).manifest_member()
+        tail = replace(member, end_byte=chunk.caf_size_bytes)
+        with TemporaryDirectory(dir=self.folder) as folder:
+            file = Path(folder) / "manifest.parquet"
+            sha256 = fetch_manifest(source, tail, file)
+            os.truncate(file, member.size_bytes)
+            yield (tail.start_byte, tail.end_byte, sha256), file
 
     def assess(self) -> Mapping[str, tuple[Chunk, ChunkAssessment]]:
         chunks = self._chunks()
@@ -190,35 +229,50 @@ class ChunkAssessor:
             f"checking {counted(len(chunks), 'chunk')}: the chain's lists, samples of each copy, "
             "manifests"
         )
-        problems = self._prove([chunk.name for chunk in chunks])
-        assessments = {}
-        for before in chunks:
+        problems = self._prove(chunks)
+
+        def assess_chunk(before: Chunk) -> tuple[Chunk, ChunkAssessment]:
             self.lease.check()
             chunk = self.context.ledger.chunks.get(before.name)
-            reason, detail = self._unsafe_reason(chunk, problems.get(chunk.name, ""))
-            assessments[chunk.name] = (
-                chunk,
-                ChunkAssessment(chunk.caf_file_id, chunk.name, reason, detail),
-            )
-        return assessments
+            problem = problems.get(chunk.name, "its copies were not checked")
+            reason, detail = self._unsafe_reason(chunk, problem)
+            return chunk, ChunkAssessment(chunk.caf_file_id, chunk.name, reason, detail)
 
-    def _prove(self, names: Sequence[str], *, retries_held: bool = True) -> dict[str, str]:
-        """Held chunks are tried twice."""
-        problems, held = {}, []
-        for name in names:
+        return {
+            chunk.name: (chunk, assessment)
+            for chunk, assessment in self._side_by_side("comparing", chunks, assess_chunk)
+        }
+
+    def _side_by_side(
+        self, title: str, chunks: Sequence[Chunk], work: Callable[[Chunk], _Result]
+    ) -> Iterator[_Result]:
+        total = sum(chunk.stored_size_bytes for chunk in chunks)
+        with (
+            self.reporter.progress(title, total) as advance,
+            closing(side_by_side(chunks, work, CHUNKS_AT_ONCE, drains=True)) as results,
+        ):
+            for chunk, result in zip(chunks, results, strict=True):
+                advance(chunk.stored_size_bytes)
+                yield result
+
+    def _prove(self, chunks: Sequence[Chunk], *, retries_held: bool = True) -> dict[str, str]:
+        """Return why a chunk was not proven, or "", for each chunk. Held chunks are tried twice."""
+        requests = OneRequestEach()
+
+        def look(chunk: Chunk) -> tuple[str, bool]:
             self.lease.check()
             try:
-                prove_chunk(self.context, name)
+                prove_chunk(self.context, chunk.name, requests=requests)
             except NoChainAnswer:
                 raise
-            except HeldByOther as error:
-                problems[name] = str(error)
-                held.append(name)
-            except StoreUnreachable as error:
-                problems[name] = str(error)
+            except (HeldByOther, StoreUnreachable) as error:
+                return str(error), isinstance(error, HeldByOther)
+            return "", False
+
+        looks = list(zip(chunks, self._side_by_side("proving", chunks, look), strict=True))
+        problems = {chunk.name: problem for chunk, (problem, _) in looks}
+        held = [chunk for chunk, (_, is_held) in looks if is_held]
         if held and retries_held:
-            for name in held:
-                del problems[name]
             problems |= self._prove(held, retries_held=False)
         return problems
 
@@ -294,17 +348,26 @@ class ChunkAssessor:
         return Unsafe.ONE_WINDOW, f"{problem}; {when}"
 
     def _compare_manifest(self, chunk: Chunk) -> tuple[Unsafe | None, str]:
-        posting, file = posting_of(chunk), self.folder / "manifest.parquet"
         opened = self._open(chunk)
         if chunk.encrypted and opened is None:
             return Unsafe.NOT_OPENED, self.unopened.get(chunk.name, "")
+        # Another header may also open here, and would give other bytes.
+        root = posting_of(chunk).merkle_root
+        header = self.context.ledger.lookup.chunk_header(root) if chunk.encrypted else None
+        rows = self.rows.digest(chunk.caf_file_id)
+        facts = repr((rows, chunk.caf_size_bytes, chunk.stored_size_bytes, header))
+        agreed_sha256 = hashlib.sha256(facts.encode()).digest()
+        if agreed_sha256 == chunk.agreed_sha256:
+            return None, ""
         problems, unanswered = list[str](), True
-        for provider in self.context.store.holders(posting):
+        for provider in self.context.store.holders(posting_of(chunk)):
             try:
-                stored = RemoteSource(self.context.store, posting, provider)
-                source: RangeSource = OpenedSource(stored, opened) if opened else stored
-                fetch_manifest(source, ChunkFile(source, chunk.name).manifest_member(), file)
-                differing = self.rows.differing(chunk.caf_file_id, file)
+                with self._tail(chunk, provider, opened) as ((*_, tail_sha256), manifest):
+                    if tail_sha256 != chunk.read_tail_sha256:
+                        raise IntegrityError(
+                            "its manifest is not among the bytes that were read back"
+                        )
+                    differing = self.rows.differing(chunk.caf_file_id, manifest)
             except NoChainAnswer:
                 raise
             except (StoreError, ArchiveError, IntegrityError) as error:
@@ -312,6 +375,7 @@ class ChunkAssessor:
                 problems.append(f"{provider}: {error}")
                 continue
             if not differing:
+                self.context.ledger.replicas.record_agreement(chunk, agreed_sha256)
                 return None, ""
             unanswered = False
             problems.append(

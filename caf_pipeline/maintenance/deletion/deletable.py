@@ -4,12 +4,15 @@ It joins inventory, locations, standings and chunk assessments. Memory is bounde
 keys.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -323,45 +326,121 @@ _DIFFERING: Final = f"""
         AND located.end_byte = manifest.end_byte
         AND located.sha256 = manifest.sha256
         AND located.etag = manifest.etag
+        AND epoch_us(located.last_modified) = epoch_us(manifest.last_modified)
         AND located.version_id IS NOT DISTINCT FROM manifest.version_id
         AND (located.crc64nvme IS NULL OR located.crc64nvme = manifest.crc64nvme)
         AND (located.s3_checksum IS NULL OR located.s3_checksum = manifest.s3_checksum)
         AND located.header_set = {_HEADER_SET}
         AND located.end_byte - located.start_byte
             = coalesce(manifest.part_end_byte - manifest.part_start_byte, manifest.size_bytes)
-    WHERE located.caf_file_id = {{}} AND manifest.key IS NULL
+    WHERE manifest.key IS NULL
 """
 
 
+# The export has a chunk's rows in any order, e.g. of concurrent scans or loads.
+_BY_CHUNK: Final = """
+    SELECT *
+    FROM located
+    ORDER BY caf_file_id, start_byte, end_byte, key, object_version, part
+"""
+_DIGEST_RULE: Final = b"rows 1"
+"""Change it with what `_DIFFERING` compares: agreements by another rule do not count."""
+
+
 class LocatedRows:
-    """The exported locations (LOCATED_SCHEMA) by chunk."""
+    """The exported locations (LOCATED_SCHEMA) by chunk, which are sorted once. Safe in threads."""
 
     def __init__(self, located: Path) -> None:
-        self._located = located
+        """A sorted copy is written beside `located`."""
+        self._path = located.with_name(f"{located.stem}.by-chunk.parquet")
+        self._rows: dict[int, tuple[int, int]] = {}
+        self._digests: dict[int, bytes] = {}
+        with translate_errors(located), inventory_query(located) as query:
+            query.table("located", located)
+            write_whole(self._digested(query.batches(_BY_CHUNK)), self._path, LOCATED_SCHEMA)
+            with pq.ParquetFile(self._path) as file:
+                self._metadata = file.metadata
+
+    def _digested(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        chunk, first, position, digest = None, 0, 0, _RowsDigest()
+        for batch in batches:
+            rows = batch.select(LOCATED_SCHEMA.names).cast(LOCATED_SCHEMA)
+            ids = rows["caf_file_id"].to_numpy()
+            begins = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist()] if len(ids) else []
+            for begin, end in pairwise([*begins, len(ids)]):
+                if ids[begin] != chunk:
+                    self._end_chunk(chunk, first, position + begin, digest)
+                    chunk, first, digest = int(ids[begin]), position + begin, _RowsDigest()
+                digest.update(rows.slice(begin, end - begin))
+            position += len(ids)
+            yield rows
+        self._end_chunk(chunk, first, position, digest)
+
+    def _end_chunk(self, chunk: int | None, first: int, end: int, digest: "_RowsDigest") -> None:
+        if chunk is not None:
+            self._rows[chunk], self._digests[chunk] = (first, end), digest.digest()
+
+    def digest(self, caf_file_id: int) -> bytes:
+        """Return the SHA-256 of all columns of the chunk's rows."""
+        return self._digests.get(caf_file_id, _RowsDigest().digest())
+
+    def _batches(self, caf_file_id: int) -> Iterator[pa.RecordBatch]:
+        first, end = self._rows.get(caf_file_id, (0, 0))
+        position = 0
+        with pq.ParquetFile(self._path, metadata=self._metadata) as file:
+            for number in range(self._metadata.num_row_groups):
+                count = self._metadata.row_group(number).num_rows
+                begin = max(first - position, 0)
+                if begin < count and position < end:
+                    group = file.read_row_group(number)
+                    yield from group.slice(begin, end - position - begin).to_batches()
+                position += count
 
     def ranges(self, caf_file_id: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield start, end (exclusive) and SHA-256 of the chunk's rows, by start."""
-        with (
-            translate_errors(self._located),
-            inventory_query(self._located) as query,
-        ):
-            query.table("located", self._located)
-            statement = (
-                "SELECT start_byte, end_byte, sha256 FROM located "
-                f"WHERE caf_file_id = {caf_file_id:d} ORDER BY 1, 2"
-            )
-            for batch in query.batches(statement):
-                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        with translate_errors(self._path):
+            for batch in self._batches(caf_file_id):
+                columns = batch.select(["start_byte", "end_byte", "sha256"]).columns
+                yield from zip(*(column.to_pylist() for column in columns), strict=True)
 
     def differing(self, caf_file_id: int, manifest: Path) -> int:
-        """Return how many rows of the chunk its manifest lacks or contradicts."""
-        with (
-            translate_errors(self._located),
-            inventory_query(self._located) as query,
-        ):
-            query.table("located", self._located)
+        """Return how many rows of the chunk its manifest lacks or contradicts.
+
+        The chunk's rows are written beside `manifest`.
+        """
+        rows = manifest.with_name("rows.parquet")
+        with translate_errors(rows), inventory_query(rows) as query:
+            write_whole(self._batches(caf_file_id), rows, LOCATED_SCHEMA)
+            query.table("located", rows)
             query.table("manifest", manifest)
-            return int(query.rows(_DIFFERING.format(int(caf_file_id)))[0][0])
+            return int(query.rows(_DIFFERING)[0][0])
+
+
+class _RowsDigest:
+    """SHA-256 of rows: their number, and lengths (NULL: -1) and bytes of each column."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._columns = [(hashlib.sha256(), hashlib.sha256()) for _ in LOCATED_SCHEMA]
+
+    def update(self, rows: pa.RecordBatch) -> None:
+        self._count += rows.num_rows
+        for (lengths, values), column in zip(self._columns, rows.columns, strict=True):
+            if pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type):
+                fixed = column.cast(pa.int64())
+                lengths.update(pc.if_else(fixed.is_valid(), 8, -1).cast(pa.int32()).to_numpy())
+                values.update(fixed.fill_null(0).to_numpy())
+            else:
+                texts = column.cast(pa.binary())
+                lengths.update(pc.binary_length(texts).fill_null(-1).to_numpy())
+                joined = pa.ListArray.from_arrays([0, len(texts)], texts.fill_null(b""))
+                values.update(pc.binary_join(joined, b"")[0].as_buffer())
+
+    def digest(self) -> bytes:
+        whole = hashlib.sha256(_DIGEST_RULE + self._count.to_bytes(8, "big"))
+        for lengths, values in self._columns:
+            whole.update(lengths.digest() + values.digest())
+        return whole.digest()
 
 
 def tallied(batches: Sequence[pa.RecordBatch]) -> list[tuple[str | None, str, int, int]]:
