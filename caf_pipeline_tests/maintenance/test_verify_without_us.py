@@ -91,14 +91,24 @@ def archived(request, ledger, wallet, elsewhere, jackal_context):
 
 
 def run_page(context, address, elsewhere, folder, *, may_fail=False):
-    """Run the page's commands with this network and wallet; return their output."""
+    """Run the page's commands with this network and wallet, and sample every object.
+
+    Returns the lines up to the verdict on everything, and those of the samples.
+    """
     folder.mkdir()
     (folder / "identity.txt").write_text(IDENTITY.reveal())
     (lcd, *_) = context.settings.jackal.lcd
     text, changed = re.subn(r"^lcd=\S+", f"lcd={lcd}", script(), flags=re.MULTILINE)
     text, also = re.subn(r"^owner=\S+", f"owner={address}", text, flags=re.MULTILINE)
-    assert (changed, also) == (1, 1)
-    return sh(text, folder, elsewhere[1], may_fail=may_fail)
+    text, sampled = re.subn(r'"\$size" 5 ', '"$size" 1000 ', text)
+    assert (changed, also, sampled) == (1, 1, 1)
+    lines = sh(text, folder, elsewhere[1], may_fail=may_fail).splitlines()
+    (verdict,) = [
+        number
+        for number, line in enumerate(lines)
+        if line == "everything is right" or line.endswith("checks FAILED")
+    ]
+    return lines[: verdict + 1], lines[verdict + 1 :]
 
 
 def test_nothing_of_this_project_is_there(elsewhere):
@@ -118,11 +128,14 @@ def test_nothing_of_this_project_is_there(elsewhere):
 @pytest.mark.thorough
 def test_every_object_is_verified_at_every_provider(archived, elsewhere, tmp_path):
     context, address = archived
-    said = run_page(context, address, elsewhere, tmp_path / "visitor").splitlines()
+    said, samples = run_page(context, address, elsewhere, tmp_path / "visitor")
     assert said[-1] == "everything is right", [line for line in said if "right" not in line]
     copies = 3
+    is_public = not context.settings.recipients_of("src")
     for key in context.objects.bodies:
         assert sum(line.startswith(f"right {key!a} ") for line in said) == copies, key
+        of_key = [line for line in samples if line.startswith(f"right {key!a} ")]
+        assert len(of_key) == copies * is_public, key
     chunks = context.ledger.chunks.list()
     assert len(chunks) > 1
     for chunk in chunks:
@@ -140,10 +153,14 @@ def test_a_flipped_byte_of_an_object_is_found(archived, elsewhere, tmp_path, net
         flip_byte=location.row.start_byte + 77,
     )
     visitor = tmp_path / "visitor"
-    said = run_page(context, address, elsewhere, visitor, may_fail=True).splitlines()
+    said, samples = run_page(context, address, elsewhere, visitor, may_fail=True)
     assert said[-1].endswith("checks FAILED")
     assert sum(line.startswith("right 'key-3' ") for line in said) == 2
     assert f"WRONG Merkle root {location.posting.merkle_root.hex()}" in said
+    if not context.settings.recipients_of("src"):
+        assert sum(line.startswith("WRONG 'key-3' ") for line in samples) == 1
+        failed = f"{location.posting.merkle_root.hex()} at "
+        assert sum(line.startswith(failed) and line.endswith("FAILED") for line in samples) == 1
 
 
 @pytest.mark.thorough
@@ -160,6 +177,6 @@ def test_a_stranger_with_the_same_note_is_left_out(archived, elsewhere, tmp_path
         post = ChainUser(network, client, stranger.words).post(
             os.urandom(1000), note=archive_note(context.archive_id)
         )
-    said = run_page(context, address, elsewhere, tmp_path / "visitor")
-    assert said.endswith("everything is right\n")
-    assert post.root.hex() not in said
+    said, samples = run_page(context, address, elsewhere, tmp_path / "visitor")
+    assert said[-1] == "everything is right"
+    assert not any(post.root.hex() in line for line in [*said, *samples])
