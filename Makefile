@@ -3,7 +3,8 @@
 #   make demo           archive this machine's own Python files through Dagster, and fetch some back
 #                       (FOLDER=DIR or BUCKET=NAME instead; INVENTORY=Parquet by an inventory report)
 #   make ui             open the Dagster UI on the demo (PORT=3000)
-#   make network        keep the demo's Jackal network running, to fetch from it; Ctrl-C ends it
+#   make network        keep the demo's Jackal network running, for the demo and your own buckets; Ctrl-C ends it
+#                       (FUND=jkl1… gives this address coins, and ends if it already runs)
 #   make setup          set up .venv, and the compiled Merkle root if cargo is installed
 #   make test           most behaviours, in minutes (ARGS as for pytest)
 #   make test-changed   the same, and the thorough tests of what changed since .ci/tested, as CI does
@@ -81,7 +82,7 @@ ui: $(READY)
 	@exec $(BIN)/python demo/ui.py $(if $(BUCKET),--bucket "$(BUCKET)") $(if $(PORT),--port "$(PORT)")
 
 network: $(READY)
-	@$(BIN)/python demo/network.py
+	@$(BIN)/python demo/network.py $(if $(FUND),"$(FUND)")
 
 # support/scheduling.py sets the number of processes, and runs the longest files first. A file stays in one process, because
 # its tests share a network.

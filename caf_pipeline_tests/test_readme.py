@@ -225,6 +225,24 @@ def test_bucket_of_the_readme_is_archived(tmp_path, my_bucket):
     assert (folder / "a.jpg").read_bytes() == b"1"
 
 
+def test_own_bucket_is_archived_on_the_kept_network(
+    kept_network, checkout, environment, tmp_path, my_bucket
+):
+    page = HOW_TO / "connect-jackal.md"
+    folder, own_environment = own_folder(page, tmp_path, my_bucket)
+    printed = sh("make network", checkout, environment)
+    lines = [line for line in printed.splitlines() if " = " in line]
+    (shown,) = [block for block in blocks("toml", page) if "loopback-1" in block]
+    assert lines == shown.replace("http://127.0.0.1:5056", kept_network).splitlines()
+    settings = folder / "caf.toml"
+    text = settings.read_text().replace("[jackal]", "\n".join(["[jackal]", *lines]))
+    settings.write_text(text)
+    (address,) = re.findall(r"jkl1\w+", sh("caf jackal wallet", folder, own_environment))
+    sh(script_with("FUND=", page).replace("jkl1…", address), checkout, environment)
+    archive = script_with("100GB", page).replace("--days 30", "--days 30 --yes")
+    assert "1 chunk on the chain" in sh(archive, folder, own_environment)
+
+
 @contextmanager
 def dagster_ui(command, folder, environment):
     """Run a command that opens the UI; yield the address of its GraphQL and the command's log."""

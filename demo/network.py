@@ -1,9 +1,12 @@
 """The demo's Jackal network: the tests' loopback network, with a wallet that the demo creates.
 
-`make network` keeps it running. Its data is in the settings' `home`. Its coins and its wallet have
-no value anywhere else.
+python demo/network.py            keeps it running, and prints its settings: `make network`.
+python demo/network.py jkl1…      also gives this address coins. Ends if it already runs.
+
+Its data is in the settings' `home`. Its coins and its wallet have no value anywhere else.
 """
 
+import argparse
 import os
 import signal
 import subprocess
@@ -19,8 +22,9 @@ import httpx
 import ports
 from mnemonic import Mnemonic
 
+from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import load_settings
-from caf_pipeline.store.jackal.wallet import Wallet
+from caf_pipeline.store.jackal.wallet import Wallet, require_address
 from caf_pipeline.system.child_environment import Need, child_environment
 from caf_pipeline.system.secret_files import make_private
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
@@ -33,6 +37,14 @@ SPACE_BYTES = 100_000_000_000
 DAYS = 30
 ASK_SECONDS = 5
 NODE_INFO = "cosmos/base/tendermint/v1beta1/node_info"
+SETTINGS_TO_PASTE = """
+For a bucket of your own, write below [jackal] in the caf.toml of its folder:
+
+lcd = ["{lcd}"]
+chain_id = "{chain_id}"
+allow_private_addresses = true  # its providers are on this machine
+
+Then give your wallet coins, in another terminal: make network FUND=jkl1…"""
 
 CAF = str(Path(sys.executable).with_name("caf"))
 
@@ -83,15 +95,15 @@ def runs() -> bool:
 
 
 @contextmanager
-def running() -> Iterator[None]:
-    """Keep the network running, unless another terminal already does."""
+def running() -> Iterator[bool]:
+    """Keep the network running, unless another terminal already does. Yields whether one does."""
     if SETTINGS.store.kind != "jackal":
-        yield
+        yield False
         return
     is_up = runs()
     address = Wallet(wallet_file().read_text(encoding="utf-8")).address
     if is_up:
-        yield
+        yield True
         return
     port = urlsplit(SETTINGS.jackal.lcd[0]).port
     make_private(SETTINGS.home / "network")
@@ -103,7 +115,7 @@ def running() -> Iterator[None]:
         chain_id=SETTINGS.jackal.chain_id,
         fund={address: COINS},
     ):
-        yield
+        yield False
 
 
 def buy_space() -> None:
@@ -129,12 +141,40 @@ def buy_space() -> None:
         sys.exit(purchase.returncode)
 
 
+def fund(address: str) -> None:
+    """Give an address coins of the running network."""
+    lcd = SETTINGS.jackal.lcd[0]
+    order = {"address": address, "amount": COINS}
+    answer = httpx.post(f"{lcd}/loopback/fund", json=order, timeout=ASK_SECONDS, trust_env=False)
+    if answer.status_code != httpx.codes.OK:
+        sys.exit(f"{lcd} gives no coins away: it is not the loopback network")
+    print(f"{address} has received {COINS // 10**6:,} JKL", flush=True)
+
+
 def main() -> int:
-    """Keep the network running until Ctrl-C."""
-    with running():
-        print(f"{SETTINGS.jackal.lcd[0]}  (Ctrl-C ends it)", flush=True)
-        with suppress(KeyboardInterrupt):
-            signal.pause()
+    """Print the network's settings, and keep it running until Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("address", nargs="?", help="give this address coins")
+    address = parser.parse_args().address
+    if SETTINGS.store.kind != "jackal":
+        sys.exit('the store of caf.toml needs no network: its kind is not "jackal"')
+    try:
+        if address:
+            require_address(address)
+    except UsageError as error:
+        sys.exit(f"FUND: {error}")
+    lcd = SETTINGS.jackal.lcd[0]
+    with running() as is_up:
+        print(f"{lcd}  ({'already runs' if is_up else 'Ctrl-C ends it'})", flush=True)
+        if address:
+            fund(address)
+        else:
+            print(SETTINGS_TO_PASTE.format(lcd=lcd, chain_id=SETTINGS.jackal.chain_id), flush=True)
+        if not is_up:
+            with suppress(KeyboardInterrupt):
+                signal.pause()
     return 0
 
 
