@@ -102,7 +102,7 @@ COMMENT ON COLUMN caf_files.source_id IS 'source of the chunk''s objects';
 COMMENT ON COLUMN caf_files.plan_id IS 'plan that the chunk belongs to';
 COMMENT ON COLUMN caf_files.number IS 'number of the chunk in its plan';
 COMMENT ON COLUMN caf_files.state IS 'state of the chunk; chunk_state.py has the legal moves';
-COMMENT ON COLUMN caf_files.reason IS 'why the chunk is parked or withdrawn; else ''''';
+COMMENT ON COLUMN caf_files.reason IS 'why the chunk is parked or withdrawn, or why its last attempt failed; else ''''';
 COMMENT ON COLUMN caf_files.epoch IS 'epoch of the latest lease on the chunk';
 COMMENT ON COLUMN caf_files.attempts IS 'number of times that packing began';
 COMMENT ON COLUMN caf_files.failures IS

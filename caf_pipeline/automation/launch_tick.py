@@ -204,8 +204,11 @@ class LaunchTick:
         for chunk in failed[:MAX_PARKED]:
 
             def park(chunk: LaunchableChunk = chunk) -> None:
+                run_context = self._open(chunk.source)
+                why = run_context.ledger.chunks.get(chunk.name).reason
                 reason = f"its runs failed too often, the last one was {chunk.failures[-1]}"
-                chunk_steps.park(self._open(chunk.source), chunk.name, reason)
+                reason += f"; {why}" if why else ""
+                chunk_steps.park(run_context, chunk.name, reason)
 
             try:
                 self._ask_ledger(park)

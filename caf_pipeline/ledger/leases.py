@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
+from caf_pipeline.chunk_state import UNDER_WAY
 from caf_pipeline.errors import (
     OUTAGES,
     HeldByOther,
@@ -39,6 +40,7 @@ from caf_pipeline.errors import (
     LedgerError,
     NotLocated,
     interrupt_behind,
+    with_hint,
 )
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.records import LeaseRecord, chunk_of_lease
@@ -82,6 +84,12 @@ _OTHER_RUNS: Final = func.array_remove(CAF_FILES.c.failures, _RUN)
 # Until the attempt ends, it counts as failed: a killed run cannot count itself.
 _BEGIN_ATTEMPT: Final = _SET_CHUNK_EPOCH.values(failures=func.array_append(_OTHER_RUNS, _RUN))
 _TAKE_BACK: Final = update(CAF_FILES).where(_CHUNK).values(failures=_OTHER_RUNS)
+# The chunk's next move clears it. A parked or withdrawn chunk keeps its own reason.
+_SET_REASON: Final = (
+    update(CAF_FILES)
+    .where(_CHUNK, CAF_FILES.c.state.in_(UNDER_WAY))
+    .values(reason=bindparam("why", type_=Text))
+)
 _HELD: Final = and_(LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held"))
 _RENEW: Final = update(LEASES).where(_HELD).values(expires_at=_EXPIRY)
 _LOCK_HELD: Final = (
@@ -146,13 +154,17 @@ class HeldLease:
     ) -> None:
         self._released.set()
         self._renewing.join()
-        no_attempt = interrupt_behind(error) or isinstance(error, (HeldByOther, *OUTAGES))
+        ended_early = bool(interrupt_behind(error)) or isinstance(error, HeldByOther)
         # If the database is away, the lease expires, and an attempt counts.
         with contextlib.suppress(LedgerError), self._engine.begin() as connection:
-            connection.execute(_RELEASE, {"lease": self.name, "held": self.epoch})
-            if self._attempt and (error is None or no_attempt):
-                values = {"chunk": chunk_of_lease(self.name), "run": self._holder.run}
-                connection.execute(_TAKE_BACK, values)
+            released = connection.execute(_RELEASE, {"lease": self.name, "held": self.epoch})
+            chunk = chunk_of_lease(self.name)
+            if self._attempt and (error is None or ended_early or isinstance(error, OUTAGES)):
+                connection.execute(_TAKE_BACK, {"chunk": chunk, "run": self._holder.run})
+            failed = self._attempt and not ended_early and released.rowcount == 1
+            if failed and isinstance(error, Exception):
+                why = f"its last attempt failed: {with_hint(error)}"
+                connection.execute(_SET_REASON, {"chunk": chunk, "why": why})
 
     def check(self) -> None:
         reason = self._lost
@@ -222,7 +234,8 @@ class Leases(LedgerPart):
         """Hold a lease in a context. A chunk's lease also sets the chunk's epoch.
 
         An `attempt` at a chunk is one of its failures until it ends. A killed one stays, and one
-        with an error, but for OUTAGES, an interrupt, and HeldByOther.
+        with an error, but for OUTAGES, an interrupt, and HeldByOther. The chunk keeps the error
+        as its reason, also one of OUTAGES, until its next move.
 
         The lease of a dead process of this machine is taken over immediately. Otherwise the call
         waits until the holder renews the lease or it expires. Raises HeldByOther if a live run has

@@ -290,17 +290,17 @@ def test_a_lease_is_given_back_when_its_holder_fails(ledger):
 
 
 @pytest.mark.parametrize(
-    ("error", "failures"),
+    ("error", "failures", "has_reason"),
     [
-        (None, []),
-        (ZeroDivisionError(), ["a", "b"]),
-        (SourceUnreachable("away"), []),
-        (HeldByOther("another lease", holder="c"), []),
-        (KeyboardInterrupt(), []),
+        (None, [], False),
+        (ZeroDivisionError(), ["a", "b"], True),
+        (SourceUnreachable("away"), [], True),
+        (HeldByOther("another lease", holder="c"), [], False),
+        (KeyboardInterrupt(), [], False),
     ],
     ids=repr,
 )
-def test_only_an_attempts_own_failure_counts(ledger, chunk, error, failures):
+def test_only_an_attempts_own_failure_counts(ledger, chunk, error, failures, has_reason):
     for run in ("a", "a", "b"):
         lease = ledger.leases.hold(chunk_lease(chunk), holder(run), attempt=True)
         with suppress(BaseException), lease:
@@ -308,6 +308,24 @@ def test_only_an_attempts_own_failure_counts(ledger, chunk, error, failures):
             if error:
                 raise error
     assert ledger.chunks.get(chunk).failures == failures
+    assert bool(ledger.chunks.get(chunk).reason) == has_reason
+
+
+def test_the_next_move_clears_the_reason_of_a_failure(ledger, chunk):
+    with suppress(CafError), ledger.leases.hold(chunk_lease(chunk), holder("a"), attempt=True):
+        raise CafError("own", hint="mend it")
+    assert "own; mend it" in ledger.chunks.get(chunk).reason
+    with ledger.leases.hold(chunk_lease(chunk), holder("b"), attempt=True) as lease:
+        ledger.moves.move(lease, chunk, ChunkState.PLANNED, ChunkState.PACKING)
+    assert ledger.chunks.get(chunk).reason == ""
+
+
+@pytest.mark.parametrize("state", [ChunkState.PARKED, ChunkState.WITHDRAWN])
+def test_a_failed_attempt_keeps_the_reason_of_a_set_aside_chunk(ledger, chunk, state):
+    with suppress(CafError), ledger.leases.hold(chunk_lease(chunk), holder(), attempt=True) as held:
+        ledger.moves.move(held, chunk, ChunkState.PLANNED, state, reason="set aside")
+        raise CafError("own")
+    assert ledger.chunks.get(chunk).reason == "set aside"
 
 
 def test_an_attempt_takes_back_its_own_run_alone(ledger, chunk):
