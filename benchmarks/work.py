@@ -93,7 +93,7 @@ def pack(
         proof_type=3,
         limit_bytes=LIMIT_BYTES,
         give_up_on=lambda planned: False,
-        progress=lambda objects, size_bytes: None,
+        progress=lambda *_: None,
         pace=no_checkpoints if checkpoints == "none" else None,
         recipients=[parse_recipient(recipient) for recipient in recipients],
     )

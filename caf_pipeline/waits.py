@@ -73,7 +73,7 @@ class Work:
     Attributes:
         packed_objects, packed_bytes: packed or skipped, also by an earlier run.
         read_bytes: bytes of these that this process read.
-        sent_bytes: uploaded bytes. Every copy counts.
+        sent_bytes: uploaded bytes of the chunk. Copies sent side by side count once.
     """
 
     chunk: str = ""
@@ -190,19 +190,15 @@ class Waits:
         with self._lock:
             self._work = replace(self._work, packed_objects=0, packed_bytes=0)
 
-    def packed(self, objects: int, size_bytes: int) -> None:
-        """Count packed objects and bytes.
-
-        The packer reports bytes without objects as it reads them. Bytes that come with objects
-        were staged by an earlier run.
-        """
+    def packed(self, objects: int, size_bytes: int, read_bytes: int) -> None:
+        """Count packed objects and bytes, and the bytes of these that this process read."""
         with self._lock:
             work = self._work
             self._work = replace(
                 work,
                 packed_objects=work.packed_objects + objects,
                 packed_bytes=work.packed_bytes + size_bytes,
-                read_bytes=work.read_bytes + (0 if objects else size_bytes),
+                read_bytes=work.read_bytes + read_bytes,
             )
 
     def sent(self, size_bytes: int) -> None:

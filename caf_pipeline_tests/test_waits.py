@@ -99,8 +99,8 @@ def test_work_is_recorded_again_until_it_succeeds():
 
     waits = Waits(record=record)
     with waits.on("src-1-1"):
-        waits.packed(0, 300)
-        waits.packed(1, 700)
+        waits.packed(0, 300, 300)
+        waits.packed(1, 700, 0)
         waits.sent(50)
         assert done.wait(PATIENCE_SECONDS)
     waits.close()
@@ -122,6 +122,6 @@ def test_nothing_is_recorded_after_the_end(monkeypatch):
         assert begun.wait(PATIENCE_SECONDS)
         waits.close()
     with waits.on("src-1-1"):
-        waits.packed(1, 700)
+        waits.packed(1, 700, 0)
         waits._record_work(again=True)
     assert records[-1] == Work()

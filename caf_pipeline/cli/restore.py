@@ -1,6 +1,7 @@
 """`caf restore`."""
 
 import os
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
@@ -21,8 +22,13 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import UsageError
-from caf_pipeline.ledger.records import LocationLookups
-from caf_pipeline.retrieval.listing import count_not_archived, list_named_versions, list_objects
+from caf_pipeline.ledger.records import ListedObject, Location, LocationLookups
+from caf_pipeline.retrieval.listing import (
+    count_not_archived,
+    list_named_versions,
+    list_objects,
+    list_rows,
+)
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums, restore_objects
 from caf_pipeline.retrieval.side_by_side import take_all
 from caf_pipeline.settings import load_settings
@@ -136,7 +142,6 @@ def restore(  # noqa: PLR0917 - the command line's options
             endpoint_url=endpoint_url,
             waits=Waits(Announcer(note)),
         ) as target,
-        object_progress(f"restoring {source}") as advance,
     ):
         sums.not_yet_archived, sums.skipped = count_not_archived(lookup, source, prefix)
         unread = lookup.unread_chunks(source)
@@ -148,12 +153,17 @@ def restore(  # noqa: PLR0917 - the command line's options
             _print(restored, dry_run, json)
             advance(restored.location.size_bytes)
 
-        listed = (
-            list_named_versions(lookup, source, prefix)
-            if all_versions
-            else list_objects(lookup, source, prefix, include=status_filter(current), as_of=moment)
-        )
-        ended = take_all(restore_objects(listed, target), take)
+        include = status_filter(current)
+        rows: Iterable[Location | ListedObject]
+        if all_versions:
+            listed = list_named_versions(lookup, source, prefix)
+            rows = list_named_versions(lookup, source, prefix)
+        else:
+            listed = list_objects(lookup, source, prefix, include=include, as_of=moment)
+            rows = list_rows(lookup, source, prefix, include=include, as_of=moment)
+        total_bytes = sum(row.size_bytes for row in rows)
+        with object_progress(f"restoring {source}", total_bytes) as advance:
+            ended = take_all(restore_objects(listed, target), take)
         if not sums.listed:
             raise nothing_listed(lookup, source, prefix, current, moment)
         if all_versions or moment:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -231,13 +231,14 @@ def ask_passphrase(*, is_new: bool = False) -> str:
 
 
 @contextmanager
-def object_progress(title: str) -> Iterator[Callable[[int], None]]:
+def object_progress(title: str, total_bytes: int | None = None) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal, otherwise a line on stderr every minute.
 
-    Yields a function to call with each finished object's bytes.
+    Both have the time left if `total_bytes` is known. Yields a function to call with each finished
+    object's bytes.
     """
     if sys.stderr.isatty():
-        with progress(title, None) as advance_bar:
+        with _bar(title, total_bytes) as advance_bar:
             yield advance_bar
         return
     objects = size_bytes = 0
@@ -249,8 +250,15 @@ def object_progress(title: str) -> Iterator[Callable[[int], None]]:
 
     def print_lines() -> None:
         while not ended.wait(LINE_SECONDS):
-            rate = show_size(round(size_bytes / (time.monotonic() - start)))
-            note(f"{title}: {counted(objects, 'object')}, {show_size(size_bytes)}, {rate}/s")
+            seconds = time.monotonic() - start
+            done, time_left = show_size(size_bytes), ""
+            if total_bytes is not None:
+                done += f" of {show_size(total_bytes)}"
+            if total_bytes is not None and size_bytes:
+                seconds_left = seconds * max(total_bytes - size_bytes, 0) / size_bytes
+                time_left = f", {timedelta(seconds=round(seconds_left))} left"
+            rate = show_size(round(size_bytes / seconds))
+            note(f"{title}: {counted(objects, 'object')}, {done}, {rate}/s{time_left}")
 
     threading.Thread(target=print_lines, name="progress", daemon=True).start()
     try:
@@ -268,6 +276,12 @@ def progress(title: str, total_bytes: int | None) -> Iterator[Callable[[int], No
     if (total_bytes is not None and total_bytes < PROGRESS_FROM_BYTES) or not sys.stderr.isatty():
         yield lambda size_bytes: None
         return
+    with _bar(title, total_bytes) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(title: str, total_bytes: int | None) -> Iterator[Callable[[int], None]]:
     from rich.console import Console  # noqa: PLC0415  only if a bar is shown
     from rich.progress import (  # noqa: PLC0415
         BarColumn,

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
 
@@ -82,7 +83,8 @@ class ChunkProgress:
         self._failed = self._held = self._skipped = 0
         self._reading, self._sending = Rate(), Rate()
         self._rate = self._reading
-        self._began = self._looked_at = time.monotonic()
+        self._began = self._looked_at = self._planned_at = time.monotonic()
+        self._moved_bytes = 0  # read and sent, by this command's processes
         self._over = threading.Event()
         self._looks = threading.Thread(target=self._look_repeatedly, name="progress", daemon=True)
 
@@ -116,6 +118,8 @@ class ChunkProgress:
         for chunk in located:
             if chunk.part:
                 self._parts[object_of(chunk)].add(chunk.name)
+        if not self._planned:
+            self._planned_at = time.monotonic()
         self._planned |= {chunk.name: chunk for chunk in chunks if chunk.state in UNDER_WAY}
         planned = self._planned.values()
         whole_objects = sum(chunk.object_count for chunk in planned if not chunk.part)
@@ -143,6 +147,7 @@ class ChunkProgress:
                 # An object in parts counts when all its parts are archived.
                 objects = 0 if chunk.part else work.packed_objects
                 self._partial[work.chunk] = objects, work.packed_bytes
+        self._moved_bytes += read_bytes + sent_bytes
         self._reading.add(read_bytes, now - self._looked_at)
         self._sending.add(sent_bytes, now - self._looked_at)
         if read_bytes or sent_bytes:
@@ -194,12 +199,20 @@ class ChunkProgress:
     def _text(self, separator: str) -> str:
         (objects, size_bytes), (all_objects, all_bytes) = self._counts(), self._total
         rate = self._rate.per_second
-        sent_bytes = sum(work.sent_bytes for work in list(self._works.values()))
+        works = list(self._works.values())
+        sent_bytes = sum(work.sent_bytes for work in works if work.chunk not in self._ended)
+        # Each byte is packed and sent, so it counts twice.
+        bytes_left = max(2 * all_bytes - size_bytes - self._done[1] - sent_bytes, 0)
+        time_left = ""
+        if self._moved_bytes and bytes_left and not self._over.is_set():
+            seconds = (time.monotonic() - self._planned_at) * bytes_left / self._moved_bytes
+            time_left = f"{timedelta(seconds=round(seconds))} left"
         return separator.join(
             part
             for part in (
                 f"{show_size(size_bytes)} of {show_size(all_bytes)}",
                 f"{show_size(round(rate))}/s" if rate else "",
+                time_left,
                 f"{objects:,}/{all_objects:,} objects",
                 f"{self._skipped:,} skipped" if self._skipped else "",
                 f"{self._done[2]}/{len(self._planned)} chunks",

@@ -130,9 +130,9 @@ def packer_of(
         planned_bytes=chunk.object_bytes,
     )
 
-    def progress(objects: int, size_bytes: int) -> None:
+    def progress(objects: int, size_bytes: int, read_bytes: int) -> None:
         context.wait_while_paused(lease.check)  # raises if the lease is lost
-        context.waits.packed(objects, size_bytes)
+        context.waits.packed(objects, size_bytes, read_bytes)
 
     context.waits.begin_packing()
     # An object that fills a chunk may exceed the limit by its headers, which the plan did not know.

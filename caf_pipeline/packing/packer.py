@@ -90,8 +90,9 @@ class Packer:
 
     Args:
         give_up_on: whether to skip an unreadable object instead of failing the run.
-        progress: called with the objects and bytes done since the last call. Bytes are negative if
-            a counted object is skipped. May raise to end the packing.
+        progress: called with the objects and bytes done since the last call, and how many of these
+            bytes were read now. Bytes are negative if a counted object is skipped. May raise to
+            end the packing.
         pace: by default, from the settings.
         recipients: who can open the chunk; none for a plain chunk.
 
@@ -110,7 +111,7 @@ class Packer:
         proof_type: int,
         limit_bytes: int,
         give_up_on: Callable[[PlannedObject], bool],
-        progress: Callable[[int, int], None],
+        progress: Callable[[int, int, int], None],
         pace: CheckpointPace | None = None,
         recipients: Sequence[age.Recipient] = (),
     ) -> None:
@@ -265,7 +266,7 @@ class Packer:
                 log = self._is_staged_log(planned, outcome.start_byte, outcome.end_byte)
                 self._count_member(planned, outcome, _member_row(planned, outcome), log=log)
                 size_bytes += planned.size_bytes
-        self._progress(len(outcomes), size_bytes)
+        self._progress(len(outcomes), size_bytes, 0)
 
     @contextlib.contextmanager
     def _journaled(self, journal: Journal | None, reached: ReplayState) -> Iterator[None]:
@@ -313,7 +314,7 @@ class Packer:
                             if sums is None:
                                 checks = checks or _checks_of(planned, fetch)
                                 checks.update(part.body)
-                            self._progress(0, 0)
+                            self._progress(0, 0, 0)
                     if checks:
                         checks.compared(planned)
                 except ObjectUnavailable:
@@ -351,7 +352,7 @@ class Packer:
         self._count_skip(planned, reason, detail)
         self._checkpoints.done(planned, SkippedObject(reason, detail))
         self._checkpoints.rolled_back()
-        self._progress(1, -self._reported_bytes)
+        self._progress(1, -self._reported_bytes, 0)
         return True
 
     def _add_whole(self, planned: PlannedObject, fetch: OrderedFetch) -> bool:
@@ -389,7 +390,9 @@ class Packer:
                 self._checkpoints.reached()
                 size_bytes = memoryview(part.body).nbytes
                 self._reported_bytes += size_bytes
-                self._progress(0, size_bytes)  # also pauses in the middle of a large object
+                self._progress(
+                    0, size_bytes, size_bytes
+                )  # also pauses in the middle of a large object
         assert opened
         assert checks
         sums = self._compared(planned, checks, mark)
@@ -403,7 +406,8 @@ class Packer:
     ) -> None:
         self._count_member(planned, member, row, log=log)
         self._checkpoints.done(planned, member)
-        self._progress(1, planned.size_bytes - self._reported_bytes)
+        new_bytes = planned.size_bytes - self._reported_bytes
+        self._progress(1, new_bytes, new_bytes)
 
     def _resume_member(
         self, planned: PlannedObject, fetch: OrderedFetch, opened: OpenObject
@@ -413,6 +417,8 @@ class Packer:
             end_byte = min(start_byte + _COPY_BYTES, self._sink.size_bytes)
             checks.update_crcs(self._sink.read_staged(start_byte, end_byte))
         self._checkpoints.begin_member(opened)
+        self._reported_bytes = self._sink.size_bytes - opened.mark.offset
+        self._progress(0, self._reported_bytes, 0)
         return checks
 
     def _compared(self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark) -> BodySums:

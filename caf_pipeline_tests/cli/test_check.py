@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import re
 
 import psycopg
 import pytest
@@ -184,14 +185,18 @@ def test_one_wrong_copy_marks_the_chunk_as_damaged(caf, monkeypatch):
     ]
 
 
-def test_without_a_terminal_progress_is_printed_as_lines(monkeypatch):
+@pytest.mark.parametrize(
+    ("total_bytes", "line"),
+    [(None, "2 objects, 2.0 KiB, .*/s$"), (4096, "2 objects, 2.0 KiB of 4.0 KiB, .*/s, .* left$")],
+)
+def test_without_a_terminal_progress_is_printed_as_lines(monkeypatch, total_bytes, line):
     notes = queue.SimpleQueue()
     monkeypatch.setattr(terminal, "note", notes.put)
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.001)
-    with terminal.object_progress("checking src") as advance:
+    with terminal.object_progress("checking src", total_bytes) as advance:
         advance(1024)
         advance(1024)
-        while "checking src: 2 objects, 2.0 KiB, " not in notes.get():
+        while not re.match(f"checking src: {line}", notes.get()):
             pass
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.caf.archive import Limits
+from caf_pipeline.cli import terminal
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.retrieval.file_names import key_of
 from caf_pipeline.steps import chunk_steps, inventories, planning
@@ -90,6 +91,19 @@ def test_every_key_is_restored_and_nothing_outside_the_folder(archived, folder):
     assert {path.stat().st_mtime for path in folder.rglob("*") if path.is_file()} == {
         MOMENT.timestamp()
     }
+
+
+@pytest.mark.parametrize("options", [[], ["--current"], ["--versions", "all"]])
+def test_progress_knows_the_total_of_the_restore(archived, folder, monkeypatch, options):
+    totals = []
+
+    def progress(title, total_bytes):
+        totals.append(total_bytes)
+        return terminal.object_progress(title, total_bytes)
+
+    monkeypatch.setattr("caf_pipeline.cli.restore.object_progress", progress)
+    assert archived("restore", "src", "some/", str(folder), *options).status == 0
+    assert totals == [sum(len(body) for key, body in BODIES.items() if key.startswith("some/"))]
 
 
 def test_a_second_restore_writes_only_missing_objects(archived, folder):

@@ -83,6 +83,17 @@ def test_what_was_packed_of_a_failed_chunk_stays_counted(progress, works, packed
     assert "1/2 chunks, 1 failed" in progress.line()
 
 
+def test_the_time_left_is_shown_until_everything_is_sent(progress, works, packed):
+    progress.plan([of("src-1-1")])
+    packed("src-1-1", 5, 500)  # by an earlier run
+    assert " left" not in progress.line()
+    packed("src-1-1", 10, 1000, 500)
+    assert " left" in progress.line()
+    works.set("src-1-1", 10, 1000, 500, 1000)
+    progress.look()
+    assert " left" not in progress.line()
+
+
 def shown_bytes(progress) -> int:
     return int(progress.line().removeprefix("src: ").split(" B of")[0])
 

@@ -69,7 +69,7 @@ class Packing:
         self.journal.write_bytes(journal)
 
     def packer(self, break_after: int | None = None) -> Packer:
-        def progress(objects, size_bytes):
+        def progress(objects, size_bytes, read_bytes):
             self.told.append((objects, size_bytes))
             if break_after is not None and len(self.told) > break_after:
                 raise Broken
