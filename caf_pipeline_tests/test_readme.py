@@ -225,7 +225,7 @@ def test_bucket_of_the_readme_is_archived(tmp_path, my_bucket):
     assert (folder / "a.jpg").read_bytes() == b"1"
 
 
-def test_own_bucket_is_archived_on_the_kept_network(
+def test_own_bucket_is_archived_on_the_loopback_network(
     kept_network, checkout, environment, tmp_path, my_bucket
 ):
     page = HOW_TO / "connect-jackal.md"

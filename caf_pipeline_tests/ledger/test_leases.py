@@ -311,7 +311,7 @@ def test_only_an_attempts_own_failure_counts(ledger, chunk, error, failures, has
     assert bool(ledger.chunks.get(chunk).reason) == has_reason
 
 
-def test_the_next_move_clears_the_reason_of_a_failure(ledger, chunk):
+def test_the_next_move_clears_the_reason(ledger, chunk):
     with suppress(CafError), ledger.leases.hold(chunk_lease(chunk), holder("a"), attempt=True):
         raise CafError("own", hint="mend it")
     assert "own; mend it" in ledger.chunks.get(chunk).reason
@@ -321,7 +321,7 @@ def test_the_next_move_clears_the_reason_of_a_failure(ledger, chunk):
 
 
 @pytest.mark.parametrize("state", [ChunkState.PARKED, ChunkState.WITHDRAWN])
-def test_a_failed_attempt_keeps_the_reason_of_a_set_aside_chunk(ledger, chunk, state):
+def test_a_set_aside_chunk_keeps_its_reason(ledger, chunk, state):
     with suppress(CafError), ledger.leases.hold(chunk_lease(chunk), holder(), attempt=True) as held:
         ledger.moves.move(held, chunk, ChunkState.PLANNED, state, reason="set aside")
         raise CafError("own")
