@@ -36,7 +36,8 @@
     │   │   │   ├── ChainUnreachable  (t)
     │   │   │   ├── ChainBehind  (t)
     │   │   │   └── ChainHalted  (t)
-    │   │   └── NoProvider  (t)
+    │   │   ├── NoProvider  (t)
+    │   │   └── PrivateAddress  (t) 3
     │   ├── NotProven  (t)
     │   ├── StoredChunkMissing
     │   │   └── ObjectMissing  9
@@ -336,6 +337,19 @@ class ChainHalted(NoChainAnswer):
 
 class NoProvider(StoreUnreachable):
     """Too few providers can be reached, have room, and accept the chunk."""
+
+
+class PrivateAddress(StoreUnreachable):
+    """A provider has a private address, which the settings forbid. This proves nothing of a chunk.
+
+    Transient like its parent, since no chunk is damaged or lost for it.
+    """
+
+    exit_code = SettingsError.exit_code
+    remedy: ClassVar[str] = (
+        "set jackal.allow_private_addresses = true only for a network of your own, with providers "
+        "on this machine or next to it"
+    )
 
 
 class NotProven(StoreError):

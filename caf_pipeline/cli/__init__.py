@@ -89,7 +89,7 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
     except CafError as error:
         if interrupt_behind(error):
             raise KeyboardInterrupt from error
-        return _fail(str(error), error.hint, error.exit_code)
+        return _fail(str(error), error.hint, error.exit_code, getattr(error, "__notes__", ()))
     except typer.exceptions.TyperException as error:
         hint = "See `caf --help` and `caf COMMAND --help`."
         if type(error).__name__ == "NoSuchOption":
@@ -126,8 +126,10 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
     return status if isinstance(status, int) else 0
 
 
-def _fail(message: str, hint: str, status: int) -> int:
+def _fail(message: str, hint: str, status: int, notes: Sequence[str] = ()) -> int:
     print(f"caf: error: {one_line(message)}", file=sys.stderr)
+    for text in notes:
+        print(f"     and {one_line(text)}", file=sys.stderr)
     if hint:
         print(f"     hint: {one_line(hint)}", file=sys.stderr)
     return status

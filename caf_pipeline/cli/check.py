@@ -54,7 +54,7 @@ class _Sums:
     unread: int = 0
     closed: int = 0
     unread_chunks: int = 0
-    hint: str = ""  # of the first object that could not be read
+    error: CafError | None = None  # of the first object that could not be read
     providers: dict[str, int] = field(default_factory=dict)
     """Objects that each provider returned wrong or not at all."""
     suspects: dict[str, Sample] = field(default_factory=dict)
@@ -162,10 +162,10 @@ def check(  # noqa: PLR0917 - the command line's options
         )
     if ended:
         raise ended
-    if sums.unread:
-        raise StoreUnreachable(
+    if sums.error:
+        raise type(sums.error)(
             f"{counted(sums.unread, 'object')} of '{source}' could not be read now",
-            hint=sums.hint or "try again later",
+            hint=sums.error.hint or "try again later",
         )
     if unread.not_compared:
         name, reason = min(unread.not_compared.items())
@@ -268,7 +268,7 @@ def _take(sums: _Sums, checked: CheckedObject, json: bool) -> None:
         sums.wrong += 1
     else:
         sums.unread += 1
-        sums.hint = sums.hint or error.hint
+        sums.error = sums.error or error
     result = "altered" if is_altered else "wrong" if error.permanent else "unread"
     if json:
         print_json(key=key, result=result, error=error)

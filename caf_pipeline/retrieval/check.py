@@ -15,7 +15,6 @@ from caf_pipeline.errors import (
     IntegrityError,
     KeyRefused,
     StoreError,
-    StoreUnreachable,
 )
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.records import PostRecord
@@ -44,7 +43,7 @@ def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator
     """Verify each object, and yield the results in order.
 
     Memory: `BATCH_OBJECTS` locations, 16 requests of 8 MiB, and a piece of each larger object.
-    Raises StoreUnreachable after `UNREAD_IN_A_ROW` failures.
+    Raises an error like the last after `UNREAD_IN_A_ROW` transient failures.
     """
 
     def check_large(location: Location) -> CheckedObject:
@@ -69,12 +68,12 @@ def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator
                 else:
                     checked = next(large_checks)
                 yield checked
-                is_unread = checked.error is not None and not checked.error.permanent
-                unread = unread + 1 if is_unread else 0
-                if unread == UNREAD_IN_A_ROW:
-                    raise StoreUnreachable(
-                        f"{unread} objects in a row could not be read; the last: {checked.error}",
-                        hint="try again later",
+                error = checked.error
+                unread = unread + 1 if error and not error.permanent else 0
+                if error and unread == UNREAD_IN_A_ROW:
+                    raise type(error)(
+                        f"{unread} objects in a row could not be read; the last: {error}",
+                        hint=error.hint,
                     )
 
 

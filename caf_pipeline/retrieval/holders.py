@@ -11,6 +11,7 @@ from caf_pipeline.errors import (
     CafError,
     IntegrityError,
     ObjectMissing,
+    PrivateAddress,
     RowAltered,
     StoreError,
     StoreUnreachable,
@@ -146,17 +147,32 @@ class RangeHolders:
 
 
 def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
-    """Return the error, whose class says if a retry can help."""
-    errors = failed.values()
-    if not errors:
-        return ObjectMissing(f"no copy has {what}", hint="'caf repair' stores its chunk again")
-    reasons = "; ".join(f"{provider}: {error}" for provider, error in failed.items())
-    message = f"no copy returns {what} as it was archived: {reasons}"
-    if any(not error.permanent for error in errors):
-        return StoreUnreachable(message, hint="try again later")
-    if any(isinstance(error, IntegrityError) for error in errors):
-        return IntegrityError(message, hint=REPAIR)
-    return ObjectMissing(message, hint="'caf repair' stores its chunk again")
+    """Return the error, whose class says if a retry can help.
+
+    Its message has the first cause. The other providers' causes are its notes.
+    """
+    repair = "'caf repair' stores its chunk again"
+    if not failed:
+        return ObjectMissing(f"no copy has {what}", hint=repair)
+    # A private address alone is no outage: any stranger may register one on the chain.
+    private = {name: error for name, error in failed.items() if isinstance(error, PrivateAddress)}
+    silent = {
+        name: error for name, error in failed.items() if not error.permanent and name not in private
+    }
+    wrong = {name: error for name, error in failed.items() if isinstance(error, IntegrityError)}
+    kind: type[CafError] = ObjectMissing
+    causes, hint = failed, repair
+    if silent:
+        kind, causes, hint = StoreUnreachable, silent, "try again later"
+    elif private:
+        kind, causes, hint = PrivateAddress, private, PrivateAddress.remedy
+    elif wrong:
+        kind, causes, hint = IntegrityError, wrong, REPAIR
+    (provider, first), *others = {**causes, **failed}.items()
+    error = kind(f"no copy returns {what} as it was archived; {provider}: {first}", hint=hint)
+    for provider, other in others:
+        error.add_note(f"{provider}: {other}")
+    return error
 
 
 def holders_of(location: Location, store: ChunkReader) -> list[RangeHolders]:

@@ -9,6 +9,7 @@ from caf_pipeline.errors import (
     CafError,
     IntegrityError,
     ObjectMissing,
+    PrivateAddress,
     RowAltered,
     StoredChunkMissing,
     StoreError,
@@ -65,12 +66,14 @@ def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterat
     unread = 0
     for restored in target.restore(listed):
         yield restored
-        unread = unread + 1 if restored.error and not restored.error.permanent else 0
+        error = restored.error
+        unread = unread + 1 if error and not error.permanent else 0
         if unread == UNREAD_IN_A_ROW:
-            raise StoreUnreachable(
-                f"{unread} objects in a row could not be read; the last: {restored.error}",
-                hint=_RESUMES,
-            ) from restored.error
+            kind = PrivateAddress if isinstance(error, PrivateAddress) else StoreUnreachable
+            raise kind(
+                f"{unread} objects in a row could not be read; the last: {error}",
+                hint=f"{PrivateAddress.remedy}; {_RESUMES}" if kind is PrivateAddress else _RESUMES,
+            ) from error
 
 
 @dataclass
@@ -121,7 +124,7 @@ class RestoreSums:
         is_lost = self._met(IntegrityError, StoredChunkMissing)
         if ended and not is_lost:
             return ended
-        kinds = (IntegrityError, StoredChunkMissing, StoreUnreachable, StoreError)
+        kinds = (IntegrityError, StoredChunkMissing, PrivateAddress, StoreUnreachable, StoreError)
         kind = next((kind for kind in kinds if self._met(kind)), CafError)
         if kind is StoredChunkMissing:
             kind = ObjectMissing
@@ -133,7 +136,8 @@ class RestoreSums:
             issubclass(error, IntegrityError | StoredChunkMissing) and error is not RowAltered
             for error in self.errors
         )
-        hints = [_RESUMES] * resumes + [_DAMAGED] * is_damaged + [_REFUSED] * self._met(NotRestored)
+        hints = [PrivateAddress.remedy] * self._met(PrivateAddress) + [_RESUMES] * resumes
+        hints += [_DAMAGED] * is_damaged + [_REFUSED] * self._met(NotRestored)
         hints += [f"altered rows: {ROW}"] * self._met(RowAltered)
         hints += [f"{force} replaces what is different"] * bool(self.different)
         count = counted(self.failed + self.different, "object")

@@ -16,6 +16,7 @@ from caf_pipeline.errors import (
     ChainUnreachable,
     LedgerUnreachable,
     NotProven,
+    SettingsError,
     StoreError,
     StoreUnreachable,
 )
@@ -100,6 +101,16 @@ def test_reading_needs_neither_a_wallet_nor_a_right_to_write(archived, database_
         ):
             done = reader(*command)
             assert done.status == 0, (command, done.err)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", ["get src key-00", "check src --full", "restore src restored"])
+def test_reading_from_private_addresses_needs_the_setting(archived, command):
+    done = archived(*command.split(), CAF_JACKAL__ALLOW_PRIVATE_ADDRESSES="false")
+    assert done.status == SettingsError.exit_code, done.err
+    hints = [line for line in done.err.splitlines() if "hint:" in line]
+    assert "jackal.allow_private_addresses = true" in hints[0]
+    assert "try again later" not in done.err
 
 
 @pytest.mark.thorough

@@ -14,6 +14,8 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import (
     IntegrityError,
     NotLocated,
+    ObjectMissing,
+    PrivateAddress,
     StoredChunkMissing,
     StoreUnreachable,
     UsageError,
@@ -71,7 +73,7 @@ def test_next_provider_is_asked_after_short_or_no_answer(store, posting):
 def test_no_byte_is_returned_if_the_last_is_wrong(store, posting):
     for provider in store.folders:
         corrupt(store.file(provider, posting), at=1_999_999)
-    with pytest.raises(IntegrityError, match=r"anna: .*bert: .*carl: "):
+    with pytest.raises(IntegrityError, match=r"(?s)anna: .*bert: .*carl: "):
         next(found(store, posting).pieces)
 
 
@@ -191,6 +193,28 @@ def test_a_disk_without_room_for_the_comparison_is_one_sentence(
     archived = ArchivedObject(found(store, posting, 0, len(CHUNK)).location, store, small_disk)
     with pytest.raises(UsageError, match="No space left"):
         next(archived.pieces)
+
+
+SILENT, PRIVATE = StoreUnreachable("silent"), PrivateAddress("private")
+WRONG, LOST = IntegrityError("wrong"), ObjectMissing("lost")
+
+
+@pytest.mark.parametrize(
+    ("errors", "first", "status"),
+    [
+        ([PRIVATE, PRIVATE], PRIVATE, 3),
+        ([LOST, WRONG, PRIVATE], PRIVATE, 3),
+        ([PRIVATE, WRONG, SILENT], SILENT, 7),
+        ([LOST, WRONG], WRONG, 9),
+        ([LOST, LOST], LOST, 9),
+    ],
+)
+def test_read_error_names_its_cause_first(errors, first, status):
+    error = holders.unreadable("it", dict(zip("abc", errors, strict=False)))
+    assert (error.exit_code, isinstance(error, type(first))) == (status, True)
+    assert str(first) in str(error)
+    assert len(error.__notes__) == len(errors) - 1
+    assert ("jackal.allow_private_addresses" in error.hint) == (first is PRIVATE)
 
 
 def why(ledger, key, version=None):

@@ -8,9 +8,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final
 
-from caf_pipeline.errors import NoProvider, StoreError, StoreUnreachable, UploadsRefused
+from caf_pipeline.errors import (
+    NoProvider,
+    PrivateAddress,
+    StoreError,
+    StoreUnreachable,
+    UploadsRefused,
+)
 from caf_pipeline.settings import JackalSettings
-from caf_pipeline.store.jackal.provider_http import PrivateAddress
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.system.quantities import counted, show_size
@@ -145,8 +150,7 @@ class AcceptingProviders:
                 f"nothing was posted: each chunk needs {counted(required, 'copy', 'copies')}, but "
                 f"{len(private)} of {counted(listed, 'provider')} have no public address, which "
                 "the settings require",
-                hint="set jackal.allow_private_addresses = true only for a network of your own, "
-                "with providers on this machine or next to it",
+                hint=PrivateAddress.remedy,
             )
         first = sorted(refusals, key=lambda refusal: refusal.by_settings)[:LISTED_REFUSALS]
         more = f"; and {len(refusals) - len(first)} more" if len(refusals) > len(first) else ""

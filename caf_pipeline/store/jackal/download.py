@@ -7,7 +7,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreUnreachable
+from caf_pipeline.errors import (
+    CafError,
+    IntegrityError,
+    PrivateAddress,
+    StoredChunkMissing,
+    StoreUnreachable,
+)
 from caf_pipeline.records import PostRecord, ProviderRecords
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
@@ -110,17 +116,7 @@ class Downloads:
                 errors.append(error)
         if position >= end_byte:
             return
-        reasons = "; ".join(str(error) for error in errors)
-        if all(isinstance(error, StoredChunkMissing) for error in errors):
-            raise StoredChunkMissing(
-                f"no provider has file {root}{f': {reasons}' if reasons else ''}"
-            )
-        if not any(isinstance(error, StoreUnreachable) for error in errors):
-            raise IntegrityError(f"no provider has the posted bytes of file {root}: {reasons}")
-        raise StoreUnreachable(
-            f"file {root} cannot be read: {reasons}",
-            hint="try again later; 'caf jackal files' lists its providers",
-        )
+        raise errors[0] if provider else _read_error(root, errors)
 
     def has_lost(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
@@ -160,3 +156,16 @@ class Downloads:
             yield piece
         if end_byte - start_byte >= MEASURED_FROM_BYTES and waited > 0:
             self._records.downloaded(address, end_byte - start_byte, waited)
+
+
+def _read_error(root: str, errors: Sequence[CafError]) -> CafError:
+    reasons = "; ".join(str(error) for error in errors)
+    if all(isinstance(error, StoredChunkMissing) for error in errors):
+        return StoredChunkMissing(f"no provider has file {root}{f': {reasons}' if reasons else ''}")
+    unreachable = [error for error in errors if isinstance(error, StoreUnreachable)]
+    if not unreachable:
+        return IntegrityError(f"no provider has the posted bytes of file {root}: {reasons}")
+    what = f"file {root} cannot be read: {reasons}"
+    if all(isinstance(error, PrivateAddress) for error in unreachable):
+        return PrivateAddress(what, hint=PrivateAddress.remedy)
+    return StoreUnreachable(what, hint="try again later; 'caf jackal files' lists its providers")

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpcore
 
-from caf_pipeline.errors import StoreError, StoreUnreachable
+from caf_pipeline.errors import PrivateAddress, StoreError, StoreUnreachable
 from caf_pipeline.system.addresses import is_public
 from caf_pipeline.system.http import MAX_ADDRESSES, Limit, guarded_pool, no_check
 
@@ -25,10 +25,6 @@ MAX_ANSWER_BYTES: Final = 1 << 20
 
 MAX_IDLE: Final = 8
 """Kept connections: as many as `retrieval.side_by_side` reads in parallel."""
-
-
-class PrivateAddress(StoreUnreachable):
-    """A provider has a private address, which the settings forbid."""
 
 
 class NoBytes(StoreUnreachable):
@@ -66,8 +62,7 @@ class ProviderAddress:
                     f"provider {self} has no public address, only "
                     f"{', '.join(addresses[:MAX_ADDRESSES])}, and "
                     "jackal.allow_private_addresses is false",
-                    hint="set it to true only for a network of your own, with providers on this "
-                    "machine or next to it",
+                    hint=PrivateAddress.remedy,
                 )
             return allowed
 
