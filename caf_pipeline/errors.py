@@ -11,7 +11,7 @@
     │   │   ├── DamagedHeader
     │   │   ├── ForgedHeader
     │   │   └── DamagedPayload
-    │   ├── NoMatchingIdentity
+    │   ├── NoMatchingIdentity  3
     │   ├── ArchiveLimitReached
     │   ├── MemberRefused
     │   └── MemberNotFound
@@ -206,7 +206,9 @@ class DamagedPayload(MalformedArchive):
 
 
 class NoMatchingIdentity(ArchiveError):
-    """No identity opens the age file."""
+    """No identity opens the age file. The identity is a setting, and the file is not to blame."""
+
+    exit_code = SettingsError.exit_code
 
 
 class ArchiveLimitReached(ArchiveError):

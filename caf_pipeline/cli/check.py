@@ -92,7 +92,7 @@ def check(  # noqa: PLR0917 - the command line's options
     its Merkle root. That needs the right to write to the ledger.
 
     An object in an encrypted chunk is read only if an identity opens the chunk. Others are counted
-    as not compared.
+    as not opened.
 
     Prints a line for each wrong object, then the sums. --json prints {"key": …} for an object, then
     {"objects_checked": …}.
@@ -290,15 +290,14 @@ def _print_sums(source: str, sums: _Sums, json: bool) -> None:
             providers_passed_over=sums.providers,
         )
         return
+    closed = f", {sums.closed:,} not opened" if sums.closed else ""
     typer.echo(
         f"{source}: {counted(sums.objects, 'object')} of {sums.listed:,} read, "
-        f"{sums.wrong:,} wrong, {sums.unread:,} could not be read "
+        f"{sums.wrong:,} wrong, {sums.unread:,} could not be read{closed} "
         f"({show_size(sums.size_bytes)} right)"
     )
     if sums.altered:
         typer.echo(f"{counted(sums.altered, 'object')} with an altered row in the ledger")
-    if sums.closed:
-        typer.echo(f"{counted(sums.closed, 'object')} not compared: no identity opens their chunks")
     for provider, objects in sorted(sums.providers.items()):
         typer.echo(
             f"another provider replaced {printable(provider)} for {counted(objects, 'object')}"

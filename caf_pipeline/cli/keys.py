@@ -142,13 +142,13 @@ def show(
         typer.echo(f"{name}: {_summary(settings, name, local_recipients)}")
         for recipient in settings.recipients_of(name):
             typer.echo(
-                f"  {_short(recipient)}{'  identity here' * (recipient in local_recipients)}"
+                f"  {age.shortened(recipient)}{'  identity here' * (recipient in local_recipients)}"
             )
     typer.echo(
         "this process has no identity" if not local_recipients else "identities of this process:"
     )
     for recipient in sorted(local_recipients):
-        typer.echo(f"  {_short(recipient)}")
+        typer.echo(f"  {age.shortened(recipient)}")
 
 
 def _own_recipients(settings: Settings) -> Set[str]:
@@ -167,11 +167,6 @@ def _summary(settings: Settings, source: str, local_recipients: Set[str]) -> str
         return "neither public nor encrypted, so its runs are refused; caf keys new makes a key"
     can = "can" if local_recipients & set(recipients) else "cannot"
     return f"encrypted; this process {can} read new chunks"
-
-
-def _short(recipient: str) -> str:
-    """A hybrid recipient has 1,959 characters."""
-    return recipient if len(recipient) <= 80 else f"{recipient[:24]}…{recipient[-8:]}"
 
 
 def check(source: SourceArgument) -> None:

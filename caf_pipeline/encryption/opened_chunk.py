@@ -39,9 +39,13 @@ class OpenedChunk:
             with suppress(NoMatchingIdentity):
                 payload = age.Payload(age.open_header(parsed, [identity]), header.nonce)
                 return cls(header, payload, str(identity.recipient))
+        recipients = ", ".join(map(age.shortened, header.recipients)) or "not recorded"
+        tried = ", ".join(age.shortened(str(identity.recipient)) for identity in identities)
         raise NoMatchingIdentity(
-            "no identity opens the chunk",
-            hint="it needs the identity of one of its recipients",
+            f"no identity opens the chunk; its recipients: {recipients}; tried: the identity of "
+            f"{tried}",
+            hint="configure the identity of one of its recipients, such as in "
+            "encryption.identity_file",
         )
 
     def stored_range(self, start_byte: int, end_byte: int) -> tuple[int, int]:

@@ -299,6 +299,11 @@ def parse_recipient(text: str) -> X25519Recipient | HybridRecipient:
     raise KeyRefused("a recipient must begin with 'age1' or 'age1pq1'")
 
 
+def shortened(recipient: str) -> str:
+    """Shorten a recipient for people. A hybrid recipient has 1,959 characters."""
+    return recipient if len(recipient) <= 80 else f"{recipient[:24]}…{recipient[-8:]}"
+
+
 def parse_identity(text: str) -> X25519Identity | HybridIdentity:
     """Parse an identity, or raise KeyRefused without its text."""
     _refuse_ssh(text)

@@ -305,7 +305,8 @@ class Lookup:
     def chunk_header(self, merkle_root: bytes) -> ChunkHeader | None:
         """None if the chunk is not encrypted."""
         statement = (
-            "SELECT header, nonce, caf_size_bytes FROM caf_files JOIN chunk_copies "
+            "SELECT header, nonce, caf_size_bytes, coalesce(recipients, '{}') "
+            "FROM caf_files JOIN chunk_copies "
             "USING (caf_file_id) WHERE merkle_root = %(merkle_root)s AND header IS NOT NULL"
         )
         with self._connections.connection() as connection:
@@ -327,9 +328,8 @@ class Lookup:
         return [
             EncryptedChunk(
                 name,
-                ChunkHeader(header, nonce, caf_bytes),
+                ChunkHeader(header, nonce, caf_bytes, recipients or ()),
                 PostRecord(root, owner, start, stored_bytes) if start is not None else None,
-                recipients or (),
             )
             for name, header, nonce, caf_bytes, root, owner, start, stored_bytes, recipients in rows
         ]

@@ -109,11 +109,15 @@ class ArchiveRate:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """The header of an encrypted chunk: with an identity, it opens any range."""
+    """The header of an encrypted chunk: with an identity, it opens any range.
+
+    `recipients` are those of the seal; empty if unknown. The header does not have them.
+    """
 
     header: bytes
     nonce: bytes
     caf_size_bytes: int
+    recipients: Sequence[str] = ()
 
     @property
     def sha256(self) -> bytes:
@@ -127,15 +131,11 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class EncryptedChunk:
-    """A sealed chunk with its header.
-
-    `posting` is None before it is located. `recipients` are those of the seal; empty if unknown.
-    """
+    """A sealed chunk with its header. `posting` is None before it is located."""
 
     name: str
     header: ChunkHeader
     posting: PostRecord | None
-    recipients: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

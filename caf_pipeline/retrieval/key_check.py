@@ -49,7 +49,7 @@ def check_keys(
             OpenedChunk.open(chunk.header, identities)
         except NoMatchingIdentity:
             recipients = {str(identity.recipient) for identity in identities}
-            if recipients.isdisjoint(chunk.recipients):
+            if recipients.isdisjoint(chunk.header.recipients):
                 identity_problem = "these identities are none of its recipients'"
             else:
                 header_problem = "the ledger's header is foreign: its recipients do not open it"

@@ -5,11 +5,14 @@ import os
 
 import pytest
 
-from caf_pipeline.errors import IdentityMissing
+from caf_pipeline.encryption.identities import IDENTITY_VARIABLE
+from caf_pipeline.errors import IdentityMissing, SettingsError
+from caf_pipeline.formats import age
 from caf_pipeline_tests.support.command_line import archive_source, expect_error
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.private_source import (
+    IDENTITY,
     WITH_IDENTITY,
     private_command_line,
     private_text,
@@ -65,6 +68,15 @@ def test_restore_without_an_identity_writes_nothing(caf, folder):
     done = caf("restore", "src", str(folder))
     expect_error(done, IdentityMissing.exit_code, "identity")
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("command", ["get src key-3", "restore src out", "check src --full"])
+def test_a_wrong_identity_is_named_beside_the_recipients(caf, command):
+    other = age.new_identity()
+    done = caf(*command.split(), **{IDENTITY_VARIABLE: other.reveal()})
+    expect_error(done, SettingsError.exit_code, age.shortened(str(IDENTITY.recipient)))
+    assert age.shortened(str(other.recipient)) in done.err
+    assert (b"9 not opened" in done.out) == command.startswith("check")
 
 
 def test_a_preview_of_a_restore_needs_no_identity(caf, folder):
