@@ -75,7 +75,7 @@ def get(  # noqa: PLR0917 - the command line's options
     \b
     Exit status: 0, 3, 6, 7, 11
       2  FILE exists or cannot be written, binary output is for a terminal, or TIME is no time.
-      4  No identity opens the chunk, or the object has no cotar index or no such file.
+      4  The chunk's age header is damaged, or the object has no cotar index or no such file.
       9  All copies have wrong bytes, or no copy has the object.
     """
     moment = None if as_of is None else parse_time(as_of)
