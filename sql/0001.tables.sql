@@ -74,6 +74,7 @@ CREATE TABLE caf_files (
     released_count       bigint NOT NULL DEFAULT 0,
     located_count        bigint NOT NULL DEFAULT 0,
     row_count            bigint NOT NULL DEFAULT 0,
+    row_set              uuid NOT NULL DEFAULT gen_random_uuid(),
     samples              jsonb NOT NULL DEFAULT '[]',
     unread               jsonb,
     tail_start           bigint,
@@ -118,6 +119,7 @@ COMMENT ON COLUMN caf_files.skipped_count IS 'objects that packing skipped';
 COMMENT ON COLUMN caf_files.released_count IS 'objects that packing neither took nor skipped; another plan may take them';
 COMMENT ON COLUMN caf_files.located_count IS 'rows that the chunk got in file_locations; other chunks may have other members';
 COMMENT ON COLUMN caf_files.row_count IS 'rows of whole objects that the chunk has in file_locations; triggers count them';
+COMMENT ON COLUMN caf_files.row_set IS 'random name of these rows, which each INSERT and DELETE replaces';
 COMMENT ON COLUMN caf_files.samples IS 'samples for read-backs: offset, length and SHA-256 of stored bytes';
 COMMENT ON COLUMN caf_files.unread IS
     'stored bytes that a rebuild read to make the rows, like `samples`; NULL: packed here, or all bytes were compared with '

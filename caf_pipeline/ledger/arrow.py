@@ -8,8 +8,8 @@ only what changed:
 
     <sha256>.parquet    locations of some chunks, sorted by key; the footer names the chunks
 
-A plan exports again the rows of a chunk whose state or number of rows changed, or of a missing or
-damaged file. The files may be removed at any time.
+A plan exports again the rows of a chunk that lost or got rows, or of a missing or damaged
+file. The files may be removed at any time.
 """
 
 import contextlib
@@ -262,7 +262,7 @@ A row is then written about log₂(all rows) times.
 
 
 Chunks = Mapping[int, tuple[str, int]]
-"""By `caf_file_id`: a text that identifies the chunk's state, and its number of rows."""
+"""By `caf_file_id`: the name of the chunk's set of rows, and their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ class KeptLocations:
         missing = dict(chunks)
         for file in reversed(self._files):
             self._live[file.path] = [
-                chunk for chunk, state in file.chunks.items() if missing.get(chunk) == state
+                chunk for chunk, rows in file.chunks.items() if missing.get(chunk) == rows
             ]
             for chunk in self._live[file.path]:
                 del missing[chunk]

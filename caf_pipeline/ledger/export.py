@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Text, any_, bindparam, literal_column, select
+from sqlalchemy import Connection, Text, any_, bindparam, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from caf_pipeline.chunk_state import GOOD
@@ -25,14 +25,7 @@ from caf_pipeline.ledger.views import CHUNKS
 BATCH_ROWS: Final = 50_000
 
 _CHUNKS: Final = (
-    select(
-        CHUNKS.c.caf_file_id,
-        CHUNKS.c.name,
-        CHUNKS.c.located_at,
-        CAF_FILES.c.row_count,
-        # The restore of a backup makes another table, whose chunks may have as many other rows.
-        literal_column("pg_relation_filenode('file_locations')").label("table_file"),
-    )
+    select(CHUNKS.c.caf_file_id, CAF_FILES.c.row_set, CAF_FILES.c.row_count)
     .join_from(CHUNKS, CAF_FILES, CHUNKS.c.caf_file_id == CAF_FILES.c.caf_file_id)
     .where(
         CHUNKS.c.source_id == bindparam("source_id"),
@@ -181,10 +174,7 @@ class Exports(LedgerPart):
 
 def _chunks(connection: Connection, source_id: int) -> dict[int, tuple[str, int]]:
     rows = connection.execute(_CHUNKS, {"source_id": source_id, "good": GOOD})
-    return {
-        row.caf_file_id: (f"{row.name} {row.located_at} {row.table_file}", row.row_count)
-        for row in rows
-    }
+    return {row.caf_file_id: (str(row.row_set), row.row_count) for row in rows}
 
 
 def _as_texts(within: KeyWindow) -> tuple[str, str | None]:

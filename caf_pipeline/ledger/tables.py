@@ -19,6 +19,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    Uuid,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
@@ -83,6 +84,7 @@ CAF_FILES: Final = Table(
     Column("released_count", BigInteger),
     Column("located_count", BigInteger),
     Column("row_count", BigInteger),
+    Column("row_set", Uuid),
     Column("samples", JSONB),
     Column("unread", JSONB),
     Column("tail_start", BigInteger),

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -12,8 +13,11 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StagingError
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
-from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.manifest import PartLocation
+from caf_pipeline.inventory.objects import PartRange, SkipReason
+from caf_pipeline.ledger import backup
 from caf_pipeline.ledger.arrow import open_kept
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
 from caf_pipeline_tests.support.ledger_rows import (
@@ -145,17 +149,69 @@ def test_a_row_given_to_a_chunk_ends_with_it(ledger, known, database):
     assert known() == {"a"}
 
 
-def test_rows_that_a_rebuild_wrote_again_are_there(ledger, known, database):
-    chunk = archive(ledger, ["a", "b"])
-    known()
-    with connected(database) as connection:
-        connection.execute("DELETE FROM file_locations WHERE file_path = 'a'")
-    known()
+def _rebuild(ledger, chunk, tmp_path):
     rows = list(batches([location("a"), location("b")]))
     with held(ledger, chunk) as lease:
         remote = replace(restored(1, ["a", "b"]), name=chunk)
         assert ledger.rebuilds.restore_rows(lease, remote, lambda: rows).restored == 1
+
+
+def _restore_backup(ledger, chunk, tmp_path):
+    programs = backup.Programs(ledger.database, embedded=True)
+    backup.restore(programs, tmp_path / "ledger.dump", reason="a test")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("bring_back", [_rebuild, _restore_backup])
+def test_a_row_deleted_after_another_came_back_is_left_out(
+    ledger, known, database, tmp_path, bring_back
+):
+    chunk = archive(ledger, ["a", "b"])
+    backup.back_up(ledger.database, tmp_path / "ledger.dump", embedded=True)
+    _delete(database, "a")
+    assert known() == {"b"}
+    bring_back(ledger, chunk, tmp_path)
+    _delete(database, "b")
+    assert known() == {"a"}
+    bring_back(ledger, chunk, tmp_path)
     assert known() == {"a", "b"}
+
+
+def _delete(database, key):
+    with connected(database) as connection:
+        connection.execute("DELETE FROM file_locations WHERE file_path = %s", (key,))
+
+
+def test_loads_that_replace_rows_lock_chunks_in_order(ledger, database):
+    ended = [archive(ledger, [key]) for key in ("a", "b", "c")]
+    other = archive(ledger, ["d"])
+    with connected(database) as connection:  # the first chunk's row gets the last place
+        connection.execute("UPDATE caf_files SET reason = 'moved' WHERE name = %s", (ended[0],))
+    with (
+        ThreadPoolExecutor() as threads,
+        connected(database) as loading,
+        connected(database) as second,
+        connected(database) as first,
+    ):
+        lock = "SELECT name FROM caf_files WHERE name = ANY(%s) FOR NO KEY UPDATE"
+        first.execute(lock, (ended[:1],))
+        # The planner may choose this if all tables are large.
+        loading.execute("SET enable_nestloop = off; SET enable_mergejoin = off")
+        load = threads.submit(
+            loading.execute,
+            "UPDATE file_locations SET caf_file_id = own.caf_file_id FROM caf_files AS own "
+            "WHERE name = %s",
+            (other,),
+        )
+        while not second.execute(
+            "SELECT FROM pg_locks WHERE NOT granted AND pid = %s", (loading.info.backend_pid,)
+        ).fetchall():
+            assert not load.done()
+        free = second.execute(f"{lock} SKIP LOCKED", (ended,)).fetchall()
+        assert {row.name for row in free} == set(ended[1:])
+        second.rollback()
+        first.rollback()
+        load.result()
 
 
 @pytest.mark.parametrize(
@@ -170,10 +226,21 @@ def test_files_stay_if_the_same_rows_are_written_again(ledger, known, tmp_path, 
     archive(ledger, ["a", "b"])
     restore(ledger, restored(1, ["a", "c"]), batches([location("a"), location("c")]), [])
     known()
-    before = files(tmp_path)
     with connected(database) as connection:
         connection.execute(change)
+    known()
+    before = files(tmp_path)
     assert (known(), files(tmp_path)) == ({"a", "b", "c"}, before)
+
+
+def test_files_stay_beside_a_part(ledger, known, tmp_path):
+    archive(ledger, ["a", "b"])
+    known()
+    before = files(tmp_path)
+    part = PartLocation(location("p"), 10, PartRange(1, 1, 0, 10), None, None, ObjectHeaders())
+    restore(ledger, replace(restored(1, ["p"]), part=part), [], [])
+    for _ in range(2):
+        assert (known(), files(tmp_path)) == ({"a", "b", "p"}, before)
 
 
 def test_a_wrong_count_hides_and_adds_no_row(ledger, known, database):
