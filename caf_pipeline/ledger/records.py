@@ -117,7 +117,7 @@ class ChunkHeader:
     header: bytes
     nonce: bytes
     caf_size_bytes: int
-    recipients: Sequence[str] = ()
+    recipients: Sequence[str] = field(default=(), compare=False)
 
     @property
     def sha256(self) -> bytes:

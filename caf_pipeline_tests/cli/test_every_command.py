@@ -153,7 +153,7 @@ SITUATIONS = {
     ),
     "nothing archived": Situation(
         NotLocated,
-        ("'empty'", "caf run empty"),
+        ("'empty'", "caf rebuild empty", "caf plan empty"),
         "get empty key\nls empty\nfind empty\ndu empty\ncheck empty\nrestore empty out",
     ),
     "no inventory": Situation(
