@@ -199,7 +199,7 @@ def test_references_need_a_provider_that_answers(caf, network, archive):
     assert caf("export-references", "src", "-o", "one.json").status == 0
     assert network.providers[holding[-1]] in (caf.folder / "one.json").read_text()
     network.misbehave(provider=holding[-1], refuse=True)
-    expect_error(caf("export-references", "src", "-o", "none.json"), 7, "no provider")
+    expect_error(caf("export-references", "src", "-o", "none.json"), 7, "no copy")
     expect_error(caf("export-references", "src", "-o", "none.txt"), 2, "none.txt")
     expect_error(caf("export-references", "src", "x/", "-o", "none.json"), 11, "begins with 'x/'")
     assert not list(caf.folder.glob("*none*"))
