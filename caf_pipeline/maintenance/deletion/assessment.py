@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from caf_pipeline.caf.archive import RangeSource
+from caf_pipeline.caf.archive import Member, RangeSource
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.encryption.opened_chunk import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
@@ -215,7 +215,7 @@ class ChunkAssessor:
         stored = RemoteSource(self.context.store, posting_of(chunk), provider)
         source: RangeSource = OpenedSource(stored, opened) if opened else stored
         member = ChunkFile(source, chunk.name).manifest_member()
-        tail = replace(member, end_byte=chunk.caf_size_bytes)
+        tail = Member(member.key, member.start_byte, chunk.caf_size_bytes)
         with TemporaryDirectory(dir=self.folder) as folder:
             file = Path(folder) / "manifest.parquet"
             sha256 = fetch_manifest(source, tail, file)
