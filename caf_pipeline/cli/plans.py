@@ -188,7 +188,7 @@ def _print_preview(preview: PlanPreview, *, public: bool) -> None:
         )
     lines |= _estimated(estimate)
     if planned.objects and not public:
-        lines["paid twice"] = "only chunks that are lost in staging and at every provider"
+        lines["twice"] = "paid for chunks alone that are lost in staging and at every provider"
     if preview.plans > 1:
         # All parts of an object are in one plan, so that a plan may end with room left.
         at_least = "at least " if planned.split_objects > 1 else ""
@@ -272,10 +272,9 @@ def _duration(seconds: float) -> str:
 
 
 def _print_lines(lines: Mapping[str, str]) -> None:
-    width = max(map(len, lines)) + 2
     for name, text in lines.items():
         if text:
-            typer.echo(f"{name:<{width}}{text}")
+            typer.echo(f"{name:<10}{text}")
 
 
 def _print_objects(planned: PlanStatistics) -> None:
