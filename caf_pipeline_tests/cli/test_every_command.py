@@ -315,7 +315,7 @@ WRONG = {
     "doctor --add-unknown-posts --leave-unknown-posts": "--leave-unknown-posts",
     "rebuild src --owner jkl1": "--owner",
     "jackal price 1TB --days 40000": "'--days': it must be at most 36500",
-    "jackal buy --bytes 999999999 --days 30 --yes": "999",
+    "jackal buy --bytes 999999999 --days 30 --yes": "953.7 MiB",
     "jackal buy --bytes 1GB --days 29 --yes": "'--days': it must be at least 30",
     "jackal buy --bytes much --days 30 --yes": "much",
 }
