@@ -68,7 +68,7 @@ def test_a_new_report_is_planned_once(reported):
     assert execute(pipeline, request).success
     assert pipeline.ledger.content.last_inventory(SOURCE) == YESTERDAY
     assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 1
-    assert tick(pipeline) == (None, "Nothing new after ''.")
+    assert tick(pipeline) == (None, "Nothing new.")
     pipeline.put(2)  # written since
     assert tick(pipeline)[0] == ""
 
@@ -97,7 +97,7 @@ def test_a_report_older_than_a_listing_is_not_planned(reported):
     pipeline, reports = reported
     reports.write(YESTERDAY)
     planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context()))
-    assert tick(pipeline) == (None, "Nothing new after ''.")
+    assert tick(pipeline) == (None, "Nothing new.")
 
 
 @pytest.mark.thorough
@@ -112,7 +112,7 @@ def test_a_misnamed_report_folder_hides_no_report(reported, name):
         Bucket=reports.destination, Key=f"{reports.prefix}{old}/{file}"
     )
     reports.write_manifest(name, read("manifest.json")["Body"].read())
-    assert tick(pipeline) == (None, "Nothing new after ''.")
+    assert tick(pipeline) == (None, "Nothing new.")
     assert tick(pipeline)[0] is None
     new = reports.write(YESTERDAY)
     assert tick(pipeline)[0] == new

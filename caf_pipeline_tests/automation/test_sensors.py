@@ -78,7 +78,7 @@ def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
     assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 3
 
     requests, why, _ = tick("caf_new_objects_my_source", cursor)
-    assert (requests, why) == ([], "Nothing new after ''.")
+    assert (requests, why) == ([], "Nothing new.")
 
 
 def test_a_tick_that_lists_opens_neither_store_nor_wallet(pipeline, monkeypatch):
