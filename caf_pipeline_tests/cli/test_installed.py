@@ -109,7 +109,7 @@ SAID = {
     "status": b"located",
     "runs": b"success",
     "queue": b"no message",
-    "metrics": b"# EOF",
+    "metrics": b"caf_paused 0.0",
     "plans": b"located",
     "list": b"folder/file",
 }

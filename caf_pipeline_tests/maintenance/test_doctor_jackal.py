@@ -15,6 +15,7 @@ from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.names import archive_note
+from caf_pipeline.system.quantities import show_size
 from caf_pipeline_tests.support import steady_source
 from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.doctors import (
@@ -184,7 +185,7 @@ def test_abandoned_and_double_posts_are_reported_with_their_size(context, name, 
     findings = [finding for finding in examined(context) if finding.kind is Kind.FILE]
     assert [finding.actor for finding in findings] == [Actor.NOBODY, Actor.NOBODY]
     assert any("abandoned" in finding.problem for finding in findings)
-    assert all(f"{chunk.stored_size_bytes} bytes" in finding.remedy for finding in findings)
+    assert all(show_size(chunk.stored_size_bytes) in finding.remedy for finding in findings)
 
 
 def test_foreign_posts_are_neither_restored_nor_repeated(context, name, network):
