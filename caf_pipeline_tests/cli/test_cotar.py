@@ -569,7 +569,7 @@ def test_a_file_of_an_archived_tar_takes_few_reads(archive, monkeypatch, key, na
     assert (done.status, done.err, done.out) == (0, "", body)
     assert len(ranges) <= reads
     assert sum(end - start for start, end, _ in ranges) <= len(body) + 80_000
-    assert archive("get", "src", key, "--member", name, "-o", "file").status == 0
+    assert archive("get", "src", key, "--member", name, "--force", "-o", "file").status == 0
     assert (archive.folder / "file").read_bytes() == body
 
 

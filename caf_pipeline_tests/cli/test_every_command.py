@@ -293,6 +293,8 @@ WRONG = {
     "run --json": "--all",
     "run --report 2026-11-21": "name a source",
     "run --all --report 2026-11-21": "exclude each other",
+    "run --all --new-archive": "exclude each other",
+    "run --new-archive": "name a source",
     "run --all src": "exclude each other",
     "plan": "caf plan SOURCE",
     "run src --report 2026-11-21 --list": "exclude each other",
