@@ -19,7 +19,7 @@ def test_reservations_of_all_chunks_together_stay_under_the_limit(ledger):
     ):
         ledger.staging.reserve(first, chunk, "/s", 60, 100)
         ledger.staging.reserve(first, chunk, "/s", 70, 100)
-        with pytest.raises(StagingError, match="70 of 100"):
+        with pytest.raises(StagingError, match="70 B of 100 B"):
             ledger.staging.reserve(second, other, "/s", 31, 100)
         ledger.staging.reserve(second, other, "/another", 31, 100)
         ledger.staging.reserve(second, other, "/s", 31, 0)

@@ -111,8 +111,8 @@ def test_a_planned_chunk_has_no_copy(ledger, database):
     [
         "INSERT INTO replicas (caf_file_id, store, provider, proof) SELECT caf_file_id, 'another', "
         "'p', '' FROM caf_files",
-        "INSERT INTO full_reads (caf_file_id, store, provider) SELECT caf_file_id, 'another', 'p' "
-        "FROM caf_files",
+        "INSERT INTO full_reads (caf_file_id, store, provider, merkle_root) "
+        "SELECT caf_file_id, 'another', 'p', sha256('') FROM caf_files",
     ],
 )
 def test_rows_without_a_copy_are_refused(ledger, database, insert):

@@ -102,7 +102,7 @@ def values_of(chunk, plan_id):
         "plan_id": plan_id,
         "good": GOOD,
         "claiming": sorted(CLAIMING),
-        "key": keys[0],
+        **dict.fromkeys(("key", "swapped"), keys[0]),
         "keys": keys,
         **dict.fromkeys(("version", "object_version"), VERSION),
         **dict.fromkeys(("versions", "with_times"), [VERSION] * 2),

@@ -134,8 +134,8 @@ def test_restored_row_ends_an_earlier_full_read(context):
     (chunk,) = context.ledger.chunks.list("src")
     change(
         context,
-        "INSERT INTO full_reads (caf_file_id, store, provider) "
-        "SELECT caf_file_id, store, 'p' FROM chunk_copies",
+        "INSERT INTO full_reads (caf_file_id, store, provider, merkle_root) "
+        "SELECT caf_file_id, store, 'p', merkle_root FROM chunk_copies",
         f"DELETE FROM file_locations WHERE {ONE}",
     )
     assert context.ledger.chunks.get(chunk.name).read_back_at is not None
