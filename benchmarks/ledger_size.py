@@ -325,11 +325,11 @@ class _Filled:
         while True:
             with suppress(psutil.NoSuchProcess):
                 backends = self._server.children()
-                own = self._server.cpu_times()
+                server = self._server.cpu_times()
                 times = [backend.cpu_times() for backend in backends]
                 if self._server.children() == backends:
-                    ended = own.children_user + own.children_system
-                    return float(ended + sum(part.user + part.system for part in [own, *times]))
+                    ended = server.children_user + server.children_system
+                    return float(ended + sum(part.user + part.system for part in [server, *times]))
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -148,10 +148,7 @@ def check_option(option: str, kind: Any, value: str) -> None:  # noqa: ANN401 - 
         TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         (detail, *_) = error.errors(include_url=False)
-        shown = _shown(value)
-        raise SettingsError(
-            f"{option} is {shown}, but {_must(detail)}" if shown else f"{option} {_must(detail)}"
-        ) from None
+        raise SettingsError(_refused(option, _shown(value), detail)) from None
 
 
 # --- one problem
@@ -172,14 +169,13 @@ def _problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str
             else _not_a_table(kind, place)
         )
     shown = "" if place[-1] in secrets else _shown(error["input"])
-    if not shown:
-        return f"{name} {_must(error)}"
-    of_list = isinstance(error["loc"][-1], int)
-    return (
-        f"{name} has {shown}, which {_must(error)}"
-        if of_list
-        else f"{name} is {shown}, but {_must(error)}"
-    )
+    if shown and isinstance(error["loc"][-1], int):  # of a list
+        return f"{name} has {shown}, which {_must(error)}"
+    return _refused(name, shown, error)
+
+
+def _refused(name: str, shown: str, error: ErrorDetails) -> str:
+    return f"{name} is {shown}, but {_must(error)}" if shown else f"{name} {_must(error)}"
 
 
 def _must(error: ErrorDetails) -> str:

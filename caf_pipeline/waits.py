@@ -66,6 +66,14 @@ Listener = Callable[[Sequence[Wait]], None]
 """Receives all reported waits: at each change, and every RENEW_SECONDS while there are any."""
 
 
+Advance = Callable[[int], object]
+"""Receives the number of bytes or rows that were done since its last call."""
+
+
+def ignore(count: int) -> None:
+    """Report no progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """How far a process is with its chunk, and what it waits for.

@@ -34,7 +34,7 @@ public = true
 
 @pytest.fixture(scope="module")
 def bodies():
-    """The objects that `make demo` archives, as they are."""
+    """The bodies of the objects that `make demo` archives, by key."""
     with pytest.MonkeyPatch.context() as patches:
         patches.syspath_prepend(ROOT / "demo")
         patches.setenv("CAF_CONFIG", str(ROOT / "caf.toml"))
@@ -75,9 +75,9 @@ def test_archive_reads_objects(run, bodies, capsys):
     table = bodies["packages/rich/table.py"]
     assert (names["everything"], names["tail"]) == (table, table[-8:])
     listed = [key for key in sorted(bodies) if key.startswith("packages/rich/")]
-    *printed, one, other = capsys.readouterr().out.splitlines()
+    *printed, empty, part = capsys.readouterr().out.splitlines()
     assert printed == [f"{key} {len(bodies[key])} current" for key in listed]
-    assert {one, other} == {"packages/rich/py.typed 0 0", "packages/rich/table.py 0 4"}
+    assert {empty, part} == {"packages/rich/py.typed 0 0", "packages/rich/table.py 0 4"}
 
 
 def test_libraries_read_tables(run):

@@ -55,7 +55,7 @@ def get(  # noqa: PLR0917 - the command line's options
 
     Nothing is written before the whole object is read and its SHA-256 verified. If a provider
     returns wrong bytes, the next one is tried. An existing FILE is refused without --force; a
-    symbolic link is followed. Bytes that are no text are not written to a terminal.
+    symbolic link is followed. A terminal receives only text.
 
     A note says so if the object's chunk was restored by a rebuild, and its bytes were not compared
     with its Merkle root since. `caf prove` and `caf check` do that.

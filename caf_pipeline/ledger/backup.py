@@ -45,6 +45,7 @@ from caf_pipeline.ledger.sql_files import (
 from caf_pipeline.ledger.tables import PACKING_SECRETS
 from caf_pipeline.system.atomic_files import PRIVATE, sync_file, sync_folder
 from caf_pipeline.system.child_environment import Need, child_environment
+from caf_pipeline.waits import Advance, ignore
 
 _MAGIC: Final = b"PGDMP"  # of pg_dump's custom format
 _HASH_LINE: Final = re.compile(rb"\ncaf backup sha256 ([0-9a-f]{64})\n")
@@ -174,12 +175,6 @@ INSERT INTO orders (name, value)
 """
 
 
-Advance = Callable[[int], object]
-
-
-def _ignore(size_bytes: int) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class BackupContents:
     """Each source's address, by name."""
@@ -276,7 +271,7 @@ def _created(files: Sequence[SchemaFile]) -> Iterator[tuple[str, str]]:
         yield from _CREATED.findall(file.text.decode())
 
 
-def back_up(database: Database, path: Path, *, embedded: bool, advance: Advance = _ignore) -> int:
+def back_up(database: Database, path: Path, *, embedded: bool, advance: Advance = ignore) -> int:
     """Write a backup of one moment, readable only by its owner; return its size in bytes.
 
     `advance` is called with the number of bytes written since its last call.
@@ -353,7 +348,7 @@ def _watch(process: "subprocess.Popen[bytes]", path: Path, advance: Advance) -> 
 
 
 def read_backup(
-    programs: Programs, path: Path, *, unverified: bool = False, advance: Advance = _ignore
+    programs: Programs, path: Path, *, unverified: bool = False, advance: Advance = ignore
 ) -> BackupContents:
     """Compare the whole file with its hash, and read its sources.
 
@@ -478,7 +473,7 @@ def restore(
     *,
     reason: str,
     unverified: bool = False,
-    advance: Advance = _ignore,
+    advance: Advance = ignore,
 ) -> None:
     """Replace the ledger by a backup in one transaction, pause everything, and end all leases.
 

@@ -6,7 +6,7 @@ Rows stream through a server-side cursor, so memory does not grow with their num
 was faster than COPY, which costs a call a row, and than COPY as CSV read by Arrow.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from caf_pipeline.ledger.engine import LedgerPart, driver_connection, source_id_
 from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import CAF_FILES
 from caf_pipeline.ledger.views import CHUNKS
+from caf_pipeline.waits import Advance, ignore
 
 BATCH_ROWS: Final = 50_000
 
@@ -54,13 +55,6 @@ _LOCATIONS: Final[_Queries] = (
     ("export_locations", {"part_count": 0}),
     ("export_part_locations", {}),
 )
-
-
-Advance = Callable[[int], object]
-"""Receives the number of rows that were exported since its last call."""
-
-
-def _ignore(count: int) -> None: ...
 
 
 class Exports(LedgerPart):
@@ -104,9 +98,7 @@ class Exports(LedgerPart):
             locations.link_into(folder)
         exported.unlink()
 
-    def compare_kept(
-        self, source: str, folder: Path, kept: Path, advance: Advance = _ignore
-    ) -> int:
+    def compare_kept(self, source: str, folder: Path, kept: Path, advance: Advance = ignore) -> int:
         """Return how many kept rows of chunks in good standing differ."""
         exported = folder / "exported"
         with open_kept(kept) as locations:
@@ -149,7 +141,7 @@ class Exports(LedgerPart):
         queries: _Queries,
         *,
         chunks: Sequence[int] = (),
-        advance: Advance = _ignore,
+        advance: Advance = ignore,
         within: KeyWindow = ALL_KEYS,
     ) -> int:
         start, end = _as_texts(within)

@@ -451,7 +451,7 @@ class Location:
 
 
 class ListedObject(NamedTuple):
-    """What a listing shows of a key's `Location`. A tuple, since a listing has millions."""
+    """The part of a key's `Location` that a listing shows. A tuple: a listing has millions."""
 
     key: str
     size_bytes: int

@@ -390,9 +390,8 @@ class Packer:
                 self._checkpoints.reached()
                 size_bytes = memoryview(part.body).nbytes
                 self._reported_bytes += size_bytes
-                self._progress(
-                    0, size_bytes, size_bytes
-                )  # also pauses in the middle of a large object
+                # This also pauses in the middle of a large object.
+                self._progress(0, size_bytes, size_bytes)
         assert opened
         assert checks
         sums = self._compared(planned, checks, mark)

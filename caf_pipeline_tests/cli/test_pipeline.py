@@ -105,8 +105,8 @@ def test_an_existing_file_is_replaced_only_with_force(archived):
     ],
 )
 def test_a_terminal_receives_only_text(monkeypatch, pieces, is_written):
-    ours, theirs = os.openpty()
-    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as shown:
+    reading, writing = os.openpty()
+    with os.fdopen(writing, "w") as terminal, os.fdopen(reading, "rb") as shown:
         monkeypatch.setattr("sys.stdout", terminal)
         if is_written:
             write_bytes(pieces)

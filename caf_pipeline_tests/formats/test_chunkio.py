@@ -645,7 +645,7 @@ def test_salvage_finds_all_of_many_headers():
     headers = [LogWriter().entry(number.to_bytes(16, "little"), b"")[16:] for number in range(5000)]
     log = LogWriter().entry(bytes(16), b"".join(headers))
     salvaged = list(LogReader(lambda start, end: log[start:end], len(log)).salvage())
-    numbers = [int.from_bytes(each.entry.user_data, "little") for each in salvaged]
+    numbers = [int.from_bytes(item.entry.user_data, "little") for item in salvaged]
     assert numbers == [0, *range(5000)]
 
 

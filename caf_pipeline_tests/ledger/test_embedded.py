@@ -218,7 +218,7 @@ def test_a_file_of_another_user_is_refused(folder, monkeypatch, name):
 
 
 def refused_to_another_user(folder):
-    """Return the last line of an error for a process with the rights of "nobody"."""
+    """Return the last line of the error of a process that runs as another user."""
     script = (
         "import os; os.setuid(65534); from pathlib import Path; "
         f"EmbeddedServer(Path({str(folder)!r}))"

@@ -45,7 +45,7 @@ NOW = datetime.now(UTC)
 
 
 def statements():
-    """Yield the name, text and statement of what reads or writes these tables."""
+    """Yield each statement that reads or writes these tables, after its name."""
     for path in sorted(sql_files._QUERIES.iterdir()):
         yield path.stem, sql_files.query(path.stem)
     for module in pkgutil.iter_modules(ledger_package.__path__):
@@ -120,13 +120,13 @@ def values_of(chunk, plan_id):
 def pages_read(node):
     """Return how many pages of each table and of its indexes a plan has read."""
     pages, inner = Counter(), node.get("Plans", ())
-    own = node["Shared Hit Blocks"] + node["Shared Read Blocks"]
+    hit_or_read = node["Shared Hit Blocks"] + node["Shared Read Blocks"]
     for child in inner:
         pages += pages_read(child)
         if not child["Node Type"].startswith("Bitmap"):
-            own -= child["Shared Hit Blocks"] + child["Shared Read Blocks"]
+            hit_or_read -= child["Shared Hit Blocks"] + child["Shared Read Blocks"]
     if "Relation Name" in node:
-        pages[node["Relation Name"]] += own
+        pages[node["Relation Name"]] += hit_or_read
     return pages
 
 

@@ -1,4 +1,4 @@
-"""What `caf get` suggests for a key that no record has."""
+"""Keys and prefixes that `caf get` suggests for an unknown key."""
 
 import pytest
 
