@@ -102,8 +102,8 @@ class ChunkProgress:
         traceback: TracebackType | None,
     ) -> None:
         self._over.set()
-        if error is None:
-            self._looks.join()
+        # A look under way has a connection of the ledger, which is closed next. It may hang.
+        self._looks.join(None if error is None else POLL_SECONDS)
         self._shown = 0, 0
         if self._console.is_terminal:
             self._update()

@@ -1,7 +1,9 @@
 """The progress of `caf run`, with and without a terminal."""
 
 import io
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -233,3 +235,21 @@ def test_a_failure_leaves_the_bar_unchanged(out, works):
         progress.end("src-1-2", None)
     assert "10/20 objects" in out.getvalue()
     assert "20/20" not in out.getvalue()
+
+
+def test_no_look_goes_on_after_an_interrupt(out):
+    begun, ended = threading.Event(), threading.Event()
+
+    def live():
+        begun.set()
+        time.sleep(0.1)
+        ended.set()
+        return []
+
+    with (
+        suppress(KeyboardInterrupt),
+        ChunkProgress(Console(file=out), "src", live, line_seconds=0.01),
+    ):
+        begun.wait()
+        raise KeyboardInterrupt
+    assert ended.is_set()
