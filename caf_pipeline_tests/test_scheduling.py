@@ -141,22 +141,25 @@ RECORD = Path("tested")
 
 
 def finish(tmp_path):
-    """Return what a session leaves, in which a test was skipped."""
+    """Return what a session leaves, in which one of two tests did not pass."""
     record = Record(RECORD, tmp_path)
-    record.pytest_runtest_logreport(SimpleNamespace(skipped=True, nodeid="a.py::test"))
-    record.pytest_sessionfinish(0)
+    record.pytest_runtest_logreport(SimpleNamespace(passed=True, nodeid="a.py::other"))
+    record.pytest_runtest_logreport(SimpleNamespace(passed=False, nodeid="a.py::test"))
+    record.pytest_sessionfinish(1)
     return Selection(RECORD, tmp_path)
 
 
-def test_record_names_the_commit_and_the_skipped_tests(repository, tmp_path):
+def test_record_names_the_commit_and_tests_that_did_not_pass(repository, tmp_path):
     selection = finish(tmp_path)
     assert selection.commit == repository("rev-parse", "HEAD")
-    assert selection.skipped == {"a.py::test"}
+    assert selection.not_passed == {"a.py::test"}
     assert selection.change.paths == {"tested"}
     assert finish(tmp_path).commit == selection.commit  # the record may differ
 
 
-@pytest.mark.parametrize("why", ["failed", "changed before", "changed meanwhile", "another commit"])
+@pytest.mark.parametrize(
+    "why", ["interrupted", "changed before", "changed meanwhile", "another commit"]
+)
 def test_no_other_state_than_a_tested_commit_is_recorded(repository, tmp_path, why):
     if why == "changed before":
         (tmp_path / "first").write_text("changed")
@@ -165,6 +168,6 @@ def test_no_other_state_than_a_tested_commit_is_recorded(repository, tmp_path, w
         (tmp_path / "new").touch()
     elif why == "another commit":
         repository("reset", "--quiet", "--hard", "HEAD~1")
-    record.pytest_sessionfinish(int(why == "failed"))
+    record.pytest_sessionfinish(2 if why == "interrupted" else 0)
     assert not (tmp_path / RECORD).exists()
     assert Selection(RECORD, tmp_path).all

@@ -1,7 +1,7 @@
 """Which thorough tests a change needs: `--changed-since=FILE` and `--record=FILE`.
 
-`make test-all` writes the record: the tested commit, and the tests that were skipped there. CI runs
-the other tests, and of the thorough ones those that were skipped or that depend on a change since
+`make test-all` writes the record: the tested commit, and the tests that did not pass there. CI runs
+the other tests, and of the thorough ones those that did not pass or that depend on a change since
 that commit. If it cannot know, it runs all.
 """
 
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--changed-since", metavar="FILE", type=Path, help="only thorough tests that a change needs"
     )
     group.addoption(
-        "--record", metavar="FILE", type=Path, help="write the commit here if all tests pass"
+        "--record", metavar="FILE", type=Path, help="write the commit here when all tests ended"
     )
 
 
@@ -156,8 +156,8 @@ class Selection:
 
     def __init__(self, record: Path, root: Path = ROOT) -> None:
         text = (root / record).read_text(encoding="utf-8") if (root / record).exists() else ""
-        self.commit, *skipped = text.splitlines() or ["no commit"]
-        self.skipped = set(skipped)
+        self.commit, *not_passed = text.splitlines() or ["no commit"]
+        self.not_passed = set(not_passed)
         self.change = change_since(self.commit, root)
 
     @property
@@ -183,7 +183,7 @@ class Selection:
         assert self.change is not None
         return (
             not item.get_closest_marker("thorough")
-            or bool({item.nodeid, item.nodeid.partition("::")[0]} & self.skipped)
+            or bool({item.nodeid, item.nodeid.partition("::")[0]} & self.not_passed)
             or self.change.concerns(_modules_of(item))
         )
 
@@ -202,13 +202,13 @@ def _modules_of(item: pytest.Item) -> Iterable[str]:
 
 
 class Record:
-    """Writes the commit and the skipped tests if a whole session of its work tree passes."""
+    """Writes the commit and the tests that did not pass, if a session of its work tree ends."""
 
     def __init__(self, record: Path, root: Path = ROOT) -> None:
         self._root = root
         self._record = record
         self._commit = self._clean_commit()
-        self._skipped: set[str] = set()
+        self._not_passed: set[str] = set()
 
     def _clean_commit(self) -> str | None:
         """Return the commit of a work tree without changes, but for the record."""
@@ -216,18 +216,20 @@ class Record:
         return git(self._root, "rev-parse", "HEAD") if status == "" else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.skipped:
-            self._skipped.add(report.nodeid)
+        if not report.passed:
+            self._not_passed.add(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.skipped:
-            self._skipped.add(report.nodeid)
+        if not report.passed:
+            self._not_passed.add(report.nodeid)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        if exitstatus == 0 and self._commit and self._commit == self._clean_commit():
-            lines = "".join(f"{test}\n" for test in sorted(self._skipped))
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return
+        if self._commit and self._commit == self._clean_commit():
+            lines = "".join(f"{test}\n" for test in sorted(self._not_passed))
             (self._root / self._record).write_text(self._commit + lines, encoding="utf-8")
-        elif exitstatus == 0:
+        else:
             print(f"\n{self._record} is not written: the work tree has changes")
 
 
