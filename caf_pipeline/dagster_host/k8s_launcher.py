@@ -16,3 +16,12 @@ class CheckedK8sRunLauncher(CheckedRuns, K8sRunLauncher):
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
         answer: CheckRunHealthResult = K8sRunLauncher.check_run_worker_health(self, run)
         return answer
+
+    def get_run_worker_debug_info(
+        self, run: DagsterRun, include_container_logs: bool | None = True
+    ) -> str | None:
+        """Return what the run's log says about a pod that failed."""
+        text: str | None = super().get_run_worker_debug_info(run, include_container_logs)
+        if text and "OOMKilled" in text:
+            text = f"Memory ran out: raise `resources.limits.memory` in dagster.yaml.\n{text}"
+        return text

@@ -32,7 +32,8 @@ class CheckedRuns(RunLauncher[DagsterInstance]):
         """Set the run's tags, and launch it.
 
         A retry repeats all steps, since staging may be lost with its machine. A re-execution
-        inherits the tags of `caf run` and of a held chunk, so they are reset.
+        inherits the tags of `caf run` and of a held chunk, so they are reset. A run that cannot be
+        launched is not retried: all retries would follow within seconds, and sensors launch again.
         """
         run, tags = context.dagster_run, {RETRY_STRATEGY_TAG: "ALL_STEPS"}
         if run.tags.get(COMMAND_TAG):
@@ -40,7 +41,11 @@ class CheckedRuns(RunLauncher[DagsterInstance]):
         if run.tags.get(HELD_TAG):
             tags |= {HELD_TAG: ""}
         self._instance.add_run_tags(run.run_id, tags)
-        super().launch_run(context)  # type: ignore[safe-super]  # of Dagster's launcher
+        try:
+            super().launch_run(context)  # type: ignore[safe-super]  # of Dagster's launcher
+        except Exception:
+            self._instance.add_run_tags(run.run_id, {MAX_RETRIES_TAG: "0"})
+            raise
 
     @property
     def supports_check_run_worker_health(self) -> bool:

@@ -7,19 +7,22 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from dagster import DagsterInstance
+from dagster_k8s.client import DagsterK8sUnrecoverableAPIError
 
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import LaunchRunContext, WorkerStatus
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
+from caf_pipeline.naming import MAX_RETRIES_TAG
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of
 from caf_pipeline_tests.support.dagster_private import (
@@ -50,10 +53,22 @@ def manifests():
     return list(yaml.safe_load_all((KUBERNETES / "caf-pipeline.yaml").read_text()))
 
 
+@dataclass
+class Cluster:
+    """A fake Kubernetes API that accepts Jobs, or refuses them, and has some `objects`.
+
+    Attributes:
+        objects: by the end of their path, lists of objects by their kind.
+    """
+
+    jobs: list[dict] = field(default_factory=list)
+    objects: dict[str, dict] = field(default_factory=dict)
+    status: int = 201
+
+
 @contextmanager
-def cluster() -> Iterator[tuple[str, list[dict]]]:
-    """A fake Kubernetes API that accepts Jobs, and has none when a launcher asks for one."""
-    jobs: list[dict] = []
+def serving(cluster: Cluster) -> Iterator[str]:
+    """Serve the API, and return its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self, status, body):
@@ -65,14 +80,17 @@ def cluster() -> Iterator[tuple[str, list[dict]]]:
             self.wfile.write(text)
 
         def do_POST(self):
-            jobs.append(
-                json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                | {"asked": self.path}
-            )
-            self._answer(201, {})
+            job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if cluster.status == 201:
+                cluster.jobs.append(job | {"asked": self.path})
+            self._answer(cluster.status, {})
 
         def do_GET(self):
-            self._answer(404, {"kind": "Status", "code": 404, "reason": "NotFound"})
+            path = urlsplit(self.path).path
+            for end, described in cluster.objects.items():
+                if path.endswith(end):
+                    return self._answer(200, described)
+            return self._answer(404, {"kind": "Status", "code": 404, "reason": "NotFound"})
 
         def log_message(self, *_):
             """Print nothing."""
@@ -81,7 +99,7 @@ def cluster() -> Iterator[tuple[str, list[dict]]]:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", jobs
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()
@@ -89,10 +107,11 @@ def cluster() -> Iterator[tuple[str, list[dict]]]:
 
 @pytest.fixture
 def on_kubernetes(pipeline, tmp_path, monkeypatch):
-    """The pipeline with the example's dagster.yaml, and the Jobs that it requested."""
+    """The pipeline with the example's dagster.yaml, and its cluster."""
     monkeypatch.setenv("POD_NAMESPACE", "archive")
     described = yaml.safe_load((KUBERNETES / "dagster.yaml").read_text())
-    with cluster() as (address, jobs):
+    cluster = Cluster()
+    with serving(cluster) as address:
         cluster_of_it = {"clusters": [{"name": "c", "cluster": {"server": address}}]}
         context = {
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}],
@@ -108,7 +127,7 @@ def on_kubernetes(pipeline, tmp_path, monkeypatch):
             settings = pipeline.settings.model_copy(
                 update={"staging": tmp_path / "staging"}
             )  # of each pod alone
-            yield replace(pipeline, instance=instance, settings=settings), jobs
+            yield replace(pipeline, instance=instance, settings=settings), cluster
 
 
 def run_of(pipeline, **tags):
@@ -136,14 +155,14 @@ def test_the_schemas_would_find_a_slip():
 
 
 def test_a_chunks_pod_has_a_disk_of_its_size(on_kubernetes):
-    pipeline, jobs = on_kubernetes
+    pipeline, cluster = on_kubernetes
     pipeline.put(6)
     (name,) = pipeline.plan()
     (request,) = evaluate_tick(pipeline, "caf_launch_chunks").run_requests
     pipeline.instance.run_launcher.launch_run(
         LaunchRunContext(run_of(pipeline, **request.tags), None)
     )
-    (job,) = jobs
+    (job,) = cluster.jobs
     assert job.pop("asked").startswith("/apis/batch/v1/namespaces/archive/jobs")
     validate(job)
 
@@ -174,15 +193,39 @@ def test_a_chunks_pod_has_a_disk_of_its_size(on_kubernetes):
     assert env_from == ["caf-pipeline-environment", "caf-pipeline-dagster", "caf-pipeline-keys"]
 
 
+def test_a_run_that_cannot_be_launched_is_not_retried(on_kubernetes):
+    pipeline, cluster = on_kubernetes
+    cluster.status = 403
+    run = run_of(pipeline)
+    with pytest.raises(DagsterK8sUnrecoverableAPIError):
+        pipeline.instance.run_launcher.launch_run(LaunchRunContext(run, None))
+    assert pipeline.instance.get_run_by_id(run.run_id).tags[MAX_RETRIES_TAG] == "0"
+
+
+@pytest.mark.parametrize(("reason", "is_named"), [("OOMKilled", True), ("Error", False)])
+def test_a_pod_without_memory_is_told_from_another_failure(on_kubernetes, reason, is_named):
+    pipeline, cluster = on_kubernetes
+    run = run_of(pipeline)
+    state = {"terminated": {"exitCode": 137, "reason": reason}}
+    status = {"name": "dagster", "state": state, "image": IMAGE, "imageID": "", "ready": False}
+    pod = {
+        "metadata": {"name": "pod"},
+        "status": {"phase": "Failed", "containerStatuses": [status | {"restartCount": 0}]},
+    }
+    cluster.objects = {"/pods": {"items": [pod]}, "/events": {"items": []}}
+    answer = pipeline.instance.run_launcher.get_run_worker_debug_info(run)
+    assert ("resources.limits.memory" in answer) is is_named
+
+
 @pytest.mark.thorough
 def test_the_command_of_a_pod_archives_the_chunk(on_kubernetes, tmp_path, monkeypatch):
-    pipeline, jobs = on_kubernetes
+    pipeline, cluster = on_kubernetes
     pipeline.put(6)
     (name,) = pipeline.plan()
     (request,) = evaluate_tick(pipeline, "caf_launch_chunks").run_requests
     run = run_of(pipeline, **request.tags)
     pipeline.instance.run_launcher.launch_run(LaunchRunContext(run, None))
-    (container,) = jobs[0]["spec"]["template"]["spec"]["containers"]
+    (container,) = cluster.jobs[0]["spec"]["template"]["spec"]["containers"]
     monkeypatch.delenv("POD_NAMESPACE")  # which a run does not get
     program, *arguments = container["args"]
     environment = settings_of(pipeline, tmp_path) | {
@@ -265,3 +308,24 @@ def test_its_dagster_yaml_is_ours_but_for_what_kubernetes_needs():
         "run_monitoring",
         "concurrency",
     }
+
+
+@pytest.mark.thorough
+def test_a_code_server_that_cannot_load_our_code_ends(tmp_path):
+    (deployment,) = [
+        item
+        for item in manifests()
+        if (item["kind"], item["metadata"]["name"]) == ("Deployment", "caf-pipeline-code")
+    ]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (tmp_path / "caf.toml").write_text("[sources.photos")
+    program, *arguments = container["command"]
+    port = arguments.index("--port")
+    arguments[port : port + 2] = ["--socket", "socket"]
+    done = subprocess.run(
+        [Path(sys.executable).with_name(program), *arguments],
+        env=os.environ | {"CAF_CONFIG": str(tmp_path / "caf.toml"), "DAGSTER_HOME": str(tmp_path)},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 1
