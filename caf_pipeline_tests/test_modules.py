@@ -29,6 +29,8 @@ COMPUTING = {
 DEMO = sorted(Path(__file__).parents[1].glob("demo/*.py"))
 FORKING = {"user", "group", "extra_groups", "preexec_fn", None}
 """Options of `subprocess`; None is a mapping of options."""
+WITHOUT_LIBRARIES = {"ledger.server_keeper"}
+"""Programs that load no library, so a fork of their process runs no handler."""
 FORKS = {"os.fork", "os.forkpty", "pty.fork", "multiprocessing.Process", "multiprocessing.Pool"}
 
 
@@ -60,7 +62,11 @@ def test_a_fork_of_our_process_is_recognised():
     assert not list(_forks("require_free(1, user='x'); subprocess.run([], process_group=0)"))
 
 
-@pytest.mark.parametrize("path", [*MODULES.values(), *DEMO], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*(path for name, path in MODULES.items() if name not in WITHOUT_LIBRARIES), *DEMO],
+    ids=lambda path: path.stem,
+)
 def test_no_process_runs_the_fork_handlers_of_libraries(path):
     """gRPC has handlers that crash a process. `subprocess` uses vfork if it has no such option."""
     assert list(_forks(path.read_text(encoding="utf-8"))) == []
@@ -75,6 +81,11 @@ def _forks(text):
             yield from FORKING & {option.arg for option in node.keywords}
         if name in FORKS or name.rpartition(".")[2] == "ProcessPoolExecutor":
             yield name
+
+
+@pytest.mark.parametrize("module", WITHOUT_LIBRARIES)
+def test_a_program_without_libraries_imports_none(module):
+    assert {top(name) for name in imports_of(module)} <= set(sys.stdlib_module_names)
 
 
 def test_no_module_is_named_after_nothing():

