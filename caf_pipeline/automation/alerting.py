@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from dagster import (
@@ -23,11 +24,13 @@ from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.notify import post_json, send_mail
 from caf_pipeline.automation.tick import ask_in_time
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import AlertNotSent, LedgerError, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.naming import CHECKED_ASSET, PLAN_ACCOUNTS, STORAGE_PLAN_LASTS
+from caf_pipeline.records import Chunk
 from caf_pipeline.settings import AlertSettings, Settings
 from caf_pipeline.steps.conditions import DELAYS, Condition, ConditionKind, find_conditions
 from caf_pipeline.system.deadline import Deadline, Overdue
@@ -50,6 +53,9 @@ CHECKS_WITH_ALERTS: Final = {
 
 ALL_SOURCES: Final = "(all sources)"
 """Not a valid name of a source."""
+
+LOCATED_READ: Final = 100
+"""Located chunks per tick that Dagster shows as failed."""
 
 LEDGER_SHARE: Final = 0.5
 """Share of a tick's time; the rest is for sending."""
@@ -142,12 +148,16 @@ class AlertCursor:
 
 @dataclass(frozen=True)
 class LedgerState:
-    """The state of all sources; `copies` only of the observed ones."""
+    """The state of all sources; `copies` only of the observed ones.
+
+    `located` has the located chunks among the failed ones, with their recipients.
+    """
 
     paused: bool
     progress: Sequence[SourceProgress]
     copies: Mapping[tuple[str, str], int]
     conditions: Mapping[str, list[Condition]]
+    located: Sequence[tuple[Chunk, Sequence[str]]]
 
 
 class AlertTick:
@@ -168,24 +178,24 @@ class AlertTick:
         self._deadline = Deadline(tick_seconds)
         self._cursor = AlertCursor.read(context.cursor)
 
-    def read_ledger(self, observed: Sequence[str]) -> LedgerState:
-        """Raises Overdue or LedgerError."""
+    def read_ledger(
+        self, observed: Sequence[str], failed: Mapping[str, Collection[str]]
+    ) -> LedgerState:
+        """Raises Overdue or LedgerError. `failed` has chunks by source, which may be located."""
 
-        def read() -> tuple[bool, Sequence[SourceProgress], Mapping[tuple[str, str], int]]:
+        def read() -> LedgerState:
             ledger: Ledger = self._context.resources.caf_ledger.get()
-            return (
-                is_paused(ledger),
-                ledger.progress.of(list(sources)),
+            paused, progress = is_paused(ledger), ledger.progress.of(list(self._settings.sources))
+            return LedgerState(
+                paused,
+                progress,
                 ledger.progress.copy_counts(list(observed)) if observed else {},
+                conditions_of(progress, self._settings, paused=paused),
+                [*islice(_located(ledger, failed), LOCATED_READ)],
             )
 
-        sources, deadline = self._settings.sources, Deadline(self._tick_seconds * LEDGER_SHARE)
-        paused, progress, copies = ask_in_time(
-            self._context, deadline, describe_database(self._settings), read
-        )
-        return LedgerState(
-            paused, progress, copies, conditions_of(progress, self._settings, paused=paused)
-        )
+        deadline = Deadline(self._tick_seconds * LEDGER_SHARE)
+        return ask_in_time(self._context, deadline, describe_database(self._settings), read)
 
     def result(self, state: LedgerState) -> SensorResult:
         conditions = {source: list(items) for source, items in state.conditions.items()}
@@ -246,6 +256,15 @@ class AlertTick:
         if failed and not succeeded:
             raise AlertNotSent("; ".join(failed), hint="the next tick sends it again")
         return "; ".join([*succeeded, *failed]) or "nothing to send"
+
+
+def _located(
+    ledger: Ledger, failed: Mapping[str, Collection[str]]
+) -> Iterator[tuple[Chunk, Sequence[str]]]:
+    for source, names in failed.items():
+        for chunk in ledger.chunks.list(source, [ChunkState.LOCATED]) if names else ():
+            if chunk.name in names:
+                yield chunk, ledger.chunks.recipients(chunk.name)
 
 
 def due_alerts(

@@ -86,10 +86,10 @@ def doctor(  # noqa: PLR0917 - the command line's options
 
     Finds leases of dead runs, unneeded files and reservations in staging, unsettled transactions,
     and half copies in a folder store. It also finds unknown chunks on Jackal, rows without a chunk,
-    and located chunks that the chain no longer lists. It finds chunks that no run continues, and
-    stray partitions in Dagster. In your own Dagster project it also names settings of the instance
-    that would help. After `caf backup --restore --unverified`, it decides whether the ledger fits
-    the store.
+    and located chunks that the chain no longer lists. It finds chunks that no run continues. In
+    Dagster it finds stray partitions, and located chunks that are shown as failed. In your own
+    Dagster project it also names settings of the instance that would help. After `caf backup
+    --restore --unverified`, it decides whether the ledger fits the store.
 
     Run it at any time: it changes nothing that a live run holds, pays nothing, deletes nothing on
     Jackal, and does not ask S3. It ignores files of other wallets with this archive's note; `caf
@@ -127,7 +127,7 @@ def doctor(  # noqa: PLR0917 - the command line's options
         if not dry_run:
             require_confirmation(yes=yes)
     # Dagster takes seconds to load.
-    from caf_pipeline.dagster_host.stray_partitions import stray_partitions  # noqa: PLC0415
+    from caf_pipeline.dagster_host.partition_findings import partition_findings  # noqa: PLC0415
     from caf_pipeline.dagster_host.team_instance import instance_findings  # noqa: PLC0415
 
     settings = load_settings()
@@ -140,7 +140,7 @@ def doctor(  # noqa: PLR0917 - the command line's options
         with closing(open_store(settings, ledger, this_process(RUN), waits)) as store:
             for name in [source] if source else known_sources(settings, ledger.lookup):
                 examination.examine_source(settings, ledger, store, name)
-                examination.handle(stray_partitions(name, settings=settings, ledger=ledger))
+                examination.handle(partition_findings(name, settings=settings, ledger=ledger))
             examination.judge_backup(ledger, of_all_sources=source is None)
             record_space(settings, ledger, store)
             examination.handle(instance_findings(settings=settings, ledger=ledger))

@@ -24,6 +24,7 @@ from caf_pipeline.automation.launch_tick import LaunchTick
 from caf_pipeline.automation.new_objects_tick import PART_PAGES, NewObjectsTick, pages_of_events
 from caf_pipeline.automation.tick import TickResult
 from caf_pipeline.defs.evaluations import due_observations, observe, report_conditions
+from caf_pipeline.defs.failed_partitions import failed_partitions, report_located
 from caf_pipeline.defs.resources import EVERY_STEP
 from caf_pipeline.errors import CafError, HeldByOther, LedgerError, with_hint
 from caf_pipeline.naming import (
@@ -164,17 +165,23 @@ def alert_sensor(
             "skipped objects. Each problem fails a check of the source's plan, and is sent to the "
             "webhook and the mail addresses in [alerts]. If no recipient can be reached, the tick "
             "fails and the next tick sends the alert again. Every hour, the sensor also records "
-            "the progress of each source, if it changed; see the plots of its s3_inventory."
+            "the progress of each source, if it changed; see the plots of its s3_inventory. A "
+            "located chunk that a later, failed run shows as failed is materialized again."
         ),
     )
     def watch_sources(context: SensorEvaluationContext) -> SensorResult:
         tick = AlertTick(context, settings, keys=keys, tick_seconds=tick_seconds)
         due = due_observations(context.instance, settings.sources, keys)
+        failed = {
+            source: failed_partitions(context.instance, source, keys) for source in settings.sources
+        }
         try:
-            state = tick.read_ledger(list(due))
+            state = tick.read_ledger(list(due), failed)
         except (Overdue, LedgerError) as error:
             return tick.result_without_ledger(error)
         report_conditions(context.instance, state.conditions, keys)
+        for chunk, recipients in state.located:
+            report_located(context.instance, chunk, recipients, failed[chunk.source][chunk.name])
         for progress in state.progress:
             if progress.source in due:
                 last = due[progress.source]

@@ -19,12 +19,14 @@ from dagster import (
     AssetCheckSeverity,
     AssetKey,
     AssetObservation,
+    AssetRecordsFilter,
 )
 from pydantic import SecretStr
 
 from caf_pipeline.automation.alerting import due_alerts
 from caf_pipeline.defs import evaluations
 from caf_pipeline.defs.metadata import progress_metadata
+from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.errors import AlertNotSent
 from caf_pipeline.ledger.records import ChunkSums
 from caf_pipeline.maintenance.scrub import prove_chunk
@@ -36,6 +38,7 @@ from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.free_ports import free_port
 from caf_pipeline_tests.support.pipeline_runs import (
     SOURCE,
+    fail_run,
     reported_checks,
     with_settings,
     with_source,
@@ -722,3 +725,38 @@ def test_each_escalation_is_sent_at_most_hourly(pipeline, webhook):
         "error",
         "error",
     ]
+
+
+def statuses(pipeline, chunk: str) -> list[str]:
+    """Return how Dagster shows the chunk in each of its assets."""
+    return [
+        pipeline.instance.get_status_by_partition(
+            AssetKey([SOURCE, name]), [chunk], chunk_partitions(SOURCE)
+        )[chunk].value
+        for name in ("caf_chunk", "stored_chunk", "file_locations")
+    ]
+
+
+def versions(pipeline, chunk: str, asset: str) -> list[str]:
+    wanted = AssetRecordsFilter(AssetKey([SOURCE, asset]), asset_partitions=[chunk])
+    records = pipeline.instance.fetch_materializations(wanted, limit=10).records
+    return [record.asset_materialization.tags["dagster/data_version"] for record in records]
+
+
+def test_a_failed_run_does_not_hide_a_located_chunk(pipeline):
+    pipeline.put(1)
+    (located,) = pipeline.plan()
+    assert pipeline.execute("caf_archive_my_source", partition_key=located).success
+    pipeline.put(1, prefix="later")
+    (planned,) = set(pipeline.plan()) - {located}
+    for chunk in (located, planned):
+        fail_run(pipeline, chunk, begun=False)
+        assert statuses(pipeline, chunk) == ["FAILED"] * 3
+    for _ in range(2):
+        evaluate_tick(pipeline, SENSOR)
+        assert statuses(pipeline, located) == ["MATERIALIZED"] * 3
+        assert statuses(pipeline, planned) == ["FAILED"] * 3
+    root = pipeline.ledger.chunks.get(located).merkle_root.hex()
+    for asset in ("caf_chunk", "stored_chunk", "file_locations"):
+        reported, _of_the_run = versions(pipeline, located, asset)
+        assert reported == root

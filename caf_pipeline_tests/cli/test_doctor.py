@@ -6,10 +6,13 @@ import time
 
 import psycopg
 import pytest
+from dagster import AssetKey
 
 from caf_pipeline.caf.merkle import IMPLEMENTATION
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
+from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.formats import age
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.chunk_rows import set_state
@@ -89,6 +92,28 @@ def test_a_partition_that_no_plan_made_is_removed(caf, monkeypatch):
         }
         assert (done.status, set(instance.get_dynamic_partitions("caf_src_chunks"))) == (0, chunks)
     assert lines(caf("doctor")) == ["nothing was found"]
+
+
+def test_a_located_chunk_shown_as_failed_is_reported_once(caf, database_url, monkeypatch):
+    monkeypatch.setenv(HOME_VARIABLE, "to be put back")
+    archive_source(caf)
+    with psycopg.connect(database_url) as connection:
+        (chunk,) = connection.execute("SELECT name FROM caf_files ORDER BY name").fetchone()
+    settings = load_settings(caf.folder / "caf.toml")
+    with open_instance(settings) as instance:
+        instance.add_dynamic_partitions("caf_src_chunks", [chunk])
+        job = build_defs(settings).resolve_job_def("caf_archive_src")
+        run = instance.create_run_for_job(job, tags={"dagster/partition": chunk})
+        instance.report_run_failed(run, message="its code location could not be loaded")
+        key, partitions = AssetKey(["src", "stored_chunk"]), chunk_partitions("src")
+        for status in ("FAILED", "MATERIALIZED"):
+            shown = instance.get_status_by_partition(key, [chunk], partitions)
+            assert shown[chunk].value == status
+            findings = [
+                (record["kind"], record["name"], record["turn"])
+                for record in records(caf("doctor", "--json"))
+            ]
+            assert findings == [("partition", chunk, "mended")] * (status == "FAILED")
 
 
 def test_with_an_empty_ledger_partitions_named_like_chunks_stay(caf, monkeypatch):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from caf_pipeline.dagster_host.partition_findings import partition_findings
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
-from caf_pipeline.dagster_host.stray_partitions import stray_partitions
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
 from caf_pipeline.settings import Settings
 
@@ -17,5 +17,5 @@ def test_partitions_of_another_machine_are_found_in_the_database(
     monkeypatch.setenv(URL_VARIABLE, empty_database_url)
     with open_instance(Settings(home=tmp_path / "other-machine")) as instance:
         instance.add_dynamic_partitions("caf_src_chunks", ["by-hand"])
-    findings = stray_partitions("src", settings=Settings(home=tmp_path / "here"), ledger=ledger)
+    findings = partition_findings("src", settings=Settings(home=tmp_path / "here"), ledger=ledger)
     assert [finding.name for finding in findings] == ["by-hand"]
