@@ -310,16 +310,38 @@ def test_its_dagster_yaml_is_ours_but_for_what_kubernetes_needs():
     }
 
 
-@pytest.mark.thorough
-def test_a_code_server_that_cannot_load_our_code_ends(tmp_path):
-    (deployment,) = [
+def test_pods_of_the_helm_chart_are_those_of_our_manifests():
+    values = yaml.safe_load((KUBERNETES / "values.yaml").read_text())
+    ours = yaml.safe_load((KUBERNETES / "dagster.yaml").read_text())
+    launcher = values["runLauncher"]["config"]["k8sRunLauncher"]
+    assert launcher["resources"] == ours["run_launcher"]["config"]["resources"]
+    of_runs = ours["run_launcher"]["config"]["run_k8s_config"]
+    of_chart = launcher["runK8sConfig"]
+    assert of_chart["jobSpecConfig"] == of_runs["job_spec_config"]
+    assert of_chart["podSpecConfig"].items() <= of_runs["pod_spec_config"].items()
+    (deployment,) = values["dagster-user-deployments"]["deployments"]
+    code = container_of("caf-pipeline-code")
+    assert set(deployment["dagsterApiGrpcArgs"]) < set(code["command"])
+    mounts = [mount for mount in code["volumeMounts"] if mount in deployment["volumeMounts"]]
+    assert len(mounts) == len(deployment["volumeMounts"])
+    (waits,) = [one for one in container_of("caf-pipeline-daemon")["env"] if "value" in one]
+    assert values["dagsterDaemon"]["env"] == {waits["name"]: waits["value"]}
+
+
+def container_of(deployment):
+    (item,) = [
         item
         for item in manifests()
-        if (item["kind"], item["metadata"]["name"]) == ("Deployment", "caf-pipeline-code")
+        if (item["kind"], item["metadata"]["name"]) == ("Deployment", deployment)
     ]
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (container,) = item["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+@pytest.mark.thorough
+def test_a_code_server_that_cannot_load_our_code_ends(tmp_path):
     (tmp_path / "caf.toml").write_text("[sources.photos")
-    program, *arguments = container["command"]
+    program, *arguments = container_of("caf-pipeline-code")["command"]
     port = arguments.index("--port")
     arguments[port : port + 2] = ["--socket", "socket"]
     done = subprocess.run(
