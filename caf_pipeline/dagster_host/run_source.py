@@ -274,7 +274,7 @@ class _Command:
             "chunk_plan": {"new_archive": self._new_archive},
         }
         ops = {op_name(self._source, asset): {"config": item} for asset, item in configs.items()}
-        planned = self._runs.execute("plan", config={"ops": ops})
+        self._planned = planned = self._runs.execute("plan", config={"ops": ops})
         self._summary.planning = self._runs.holder(planned)
         if self._summary.planning:
             self._say(
@@ -403,8 +403,9 @@ class _Command:
         return sum(chunk.name in self._parts for chunk in lasts)
 
     def _totals(self, snapshot: str) -> InventoryTotals:
-        # Evaluates `caf_source_is_complete`. It has the totals unless another inventory is later.
-        result = self._runs.execute("audit")
+        # `caf_source_is_complete` has the totals unless another inventory is later. The run of the
+        # plan has evaluated it; chunks that were archived since then change its result.
+        result = self._runs.execute("audit") if self._summary.chunks else self._planned
         checks = [
             {name: value.value for name, value in evaluation.metadata.items()}
             for evaluation in result.get_asset_check_evaluations()

@@ -27,6 +27,8 @@ from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HeldByOther, StoreAway, StoreUnreachable
+from caf_pipeline.inventory.accounting import Accounting
+from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.maintenance import scrub
 from caf_pipeline.naming import (
     ALERT_SENSOR,
@@ -58,6 +60,8 @@ from caf_pipeline.system.quantities import counted, show_time
 
 CheckFunction = Callable[[RunContext, str], AssetCheckResult]
 """Takes a chunk's id; "" for a check of the source."""
+
+Count = Callable[[RunContext, Snapshot], Accounting]
 
 CONDITION_DESCRIPTIONS: Final = {
     NO_CHUNK_IS_DAMAGED: (
@@ -106,15 +110,27 @@ def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Asse
             category=PreviewWarning,
         )
         checks = [
-            _check(
+            _inventory_checks(
                 source,
-                keys,
-                "chunk_plan",
-                PLAN_ACCOUNTS,
-                _plan_accounts,
-                "Every object of the last planned inventory is located, claimed by a chunk, left "
-                "out by a filter, or skipped with a reason. No object is counted twice.",
-                blocking=True,
+                AssetCheckSpec(
+                    PLAN_ACCOUNTS,
+                    asset=keys.key(source, "chunk_plan"),
+                    description="Every object of the last planned inventory is located, claimed by "
+                    "a chunk, left out by a filter, or skipped with a reason. No object is counted "
+                    "twice.",
+                    blocking=True,
+                ),
+                AssetCheckSpec(
+                    SOURCE_IS_COMPLETE,
+                    asset=keys.key(source, "s3_inventory"),
+                    description="Every object of the latest whole inventory is located, except "
+                    "those that the source's filters leave out. Their number is shown, and the "
+                    "number of older versions, which count as objects only with versions = "
+                    '"all". Warns while chunks are under way or damaged, objects are skipped (the '
+                    "reasons are shown), or the store's folder is missing. Delete only located "
+                    "objects from S3.",
+                    additional_deps=[keys.key(source, "chunk_plan")],
+                ),
             ),
             _check(
                 source,
@@ -150,19 +166,6 @@ def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Asse
                 "SHA-256 of their location rows. Without an identity, objects of an encrypted "
                 "chunk cannot be read, and the check says that it was not run.",
                 partitioned=True,
-            ),
-            _check(
-                source,
-                keys,
-                "s3_inventory",
-                SOURCE_IS_COMPLETE,
-                _source_is_complete,
-                "Every object of the latest whole inventory is located, except those that the "
-                "source's filters leave out. Their number is shown, and the number of older "
-                'versions, which count as objects only with versions = "all". Warns while chunks '
-                "are under way or damaged, objects are skipped (the reasons are shown), or the "
-                "store's folder is missing. Delete only located objects from S3.",
-                after="chunk_plan",
             ),
             *(
                 _check(
@@ -222,24 +225,61 @@ def _check(  # noqa: PLR0917
     )
     def check(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         chunk = context.op_execution_context.partition_key if partitioned else ""
-        result = attempt_step(context, source, lambda run_context: function(run_context, chunk))
-        if result is None:
-            raise as_failure(
-                HeldByOther(
-                    f"the check '{name}' of '{source}' was skipped: another run holds its lease",
-                    holder="another run",
-                )
-            )
-        yield result
+        yield _evaluate(context, source, name, lambda run_context: function(run_context, chunk))
 
     return check
+
+
+def _inventory_checks(
+    source: str, accounts: AssetCheckSpec, complete: AssetCheckSpec
+) -> AssetChecksDefinition:
+    """Return both checks as one op: the run of a plan counts its inventory once for both."""
+
+    @multi_asset_check(
+        name=op_name(source, "caf_count_inventory"),
+        specs=[accounts, complete],
+        can_subset=True,
+        retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP,
+    )
+    def check(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
+        counts: dict[str, Accounting] = {}
+
+        def count(run_context: RunContext, snapshot: Snapshot) -> Accounting:
+            if snapshot.name not in counts:
+                counts[snapshot.name] = planning.account_for(run_context, snapshot)
+            return counts[snapshot.name]
+
+        for spec, function in ((accounts, _plan_accounts), (complete, _source_is_complete)):
+            if spec.key in context.selected_asset_check_keys:
+                result = _evaluate(context, source, spec.name, partial(function, count=count))
+                yield result._replace(asset_key=spec.asset_key, check_name=spec.name)
+
+    return check
+
+
+def _evaluate(
+    context: AssetCheckExecutionContext,
+    source: str,
+    name: str,
+    function: Callable[[RunContext], AssetCheckResult],
+) -> AssetCheckResult:
+    result = attempt_step(context, source, function)
+    if result is None:
+        raise as_failure(
+            HeldByOther(
+                f"the check '{name}' of '{source}' was skipped: another run holds its lease",
+                holder="another run",
+            )
+        )
+    return result
 
 
 def _warning(description: str) -> AssetCheckResult:
     return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=description)
 
 
-def _plan_accounts(run_context: RunContext, _: str) -> AssetCheckResult:
+def _plan_accounts(run_context: RunContext, count: Count) -> AssetCheckResult:
     snapshot = inventories.latest_snapshot(
         run_context, run=run_context.holder.run, skip_damaged=True, planned=True
     )
@@ -247,7 +287,7 @@ def _plan_accounts(run_context: RunContext, _: str) -> AssetCheckResult:
     if snapshot is None:
         inventories.snapshot_to_plan(run_context)  # raises if there is no inventory at all
         return _warning("No inventory is planned yet: materialize chunk_plan.")
-    result = planning.account_for(run_context, snapshot)
+    result = count(run_context, snapshot)
     shown = metadata.versions_beside(snapshot) | metadata.accounting_metadata(result)
     return AssetCheckResult(passed=result.holds, metadata=shown)
 
@@ -306,7 +346,7 @@ def _chunk_reads_back(run_context: RunContext, chunk: str) -> AssetCheckResult:
     )
 
 
-def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
+def _source_is_complete(run_context: RunContext, count: Count) -> AssetCheckResult:
     snapshot = inventories.latest_snapshot(run_context, complete=True)
     planned = run_context.ledger.content.last_inventory(run_context.source)
     if planned and (snapshot is None or snapshot.taken_at < planned):
@@ -315,7 +355,7 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
         )
     if snapshot is None:
         return _warning("There is no whole inventory yet.")
-    result = planning.account_for(run_context, snapshot)
+    result = count(run_context, snapshot)
     left_out = sum(result.left_out.values())
     older = 0 if snapshot.all_versions else snapshot.beside.older
     only_current = run_context.all_versions and not snapshot.all_versions

@@ -18,7 +18,7 @@ from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.naming import PACK, S3_POOL, SEAL, UPLOAD_POOL, op_name, s3_key, source_of
 from caf_pipeline.records import posting_of
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps
 
 Op = Any
 """Dagster exports no type for the result of `alias`."""
@@ -93,8 +93,7 @@ def locating_ops(source: str) -> Sequence[Op]:
         _step(
             source,
             "caf_release_staging",
-            "Remove the staged file and release its reservation. After the last chunk, count the "
-            "inventory again if necessary.",
+            "Remove the staged file and release its reservation.",
             _release,
             lambda shown, keys: shown | metadata.locations_lineage(keys.key(source, "chunk_plan")),
         ),
@@ -156,9 +155,6 @@ def _verify(run_context: RunContext, chunk: str) -> metadata.Metadata:
 
 def _release(run_context: RunContext, chunk: str) -> metadata.Metadata:
     released = chunk_steps.release_staging(run_context, chunk)
-    # The chunk is archived. The daily check counts again, and reports a damaged inventory.
-    with suppress(CafError):
-        planning.count_again(run_context)
     chunks = run_context.ledger.chunks
     return metadata.locations_metadata(
         released, chunks.recipients(chunk), chunks.account(run_context.source)

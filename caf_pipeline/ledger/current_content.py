@@ -144,15 +144,6 @@ class CurrentContent(LedgerPart):
                 _COUNT, {"of_source": source_id, "of_name": inventory.name, **counts}
             )
 
-    def located_since_count(self, source: str) -> bool:
-        """Only chunks of the counted or an earlier inventory count."""
-        with self._of_source(source) as (connection, source_id):
-            return bool(
-                connection.exec_driver_sql(
-                    query("located_since_count"), {"source_id": source_id}
-                ).scalar_one()
-            )
-
     def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
         """Located identities of these keys without version id."""
         with self._of_source(source) as (connection, source_id):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
-from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, has_reached
+from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.encryption.sealing import PRIVATE_LIMITS
 from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
@@ -399,19 +399,6 @@ def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
             left_out=accounting.left_out,
         )
     return accounting
-
-
-def count_again(context: RunContext) -> Accounting | None:
-    """Count the latest whole inventory again if chunks were located since and none is under way."""
-    if context.ledger.chunks.list(
-        context.source, UNDER_WAY
-    ) or not context.ledger.content.located_since_count(context.source):
-        return None
-    snapshot = inventories.latest_snapshot(context, complete=True, skip_damaged=True)
-    planned = context.ledger.content.last_inventory(context.source)
-    if snapshot is None or planned is None or snapshot.taken_at < planned:
-        return None
-    return account_for(context, snapshot)
 
 
 def plan_terms(context: RunContext, snapshot: Snapshot, sizes: ChunkSizes) -> PlanTerms:

@@ -3,10 +3,12 @@
 import io
 import json
 import signal
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from dagster import AssetKey
 from pydantic import ByteSize
@@ -28,6 +30,7 @@ from caf_pipeline.defs.resources import attempt_step
 from caf_pipeline.errors import (
     BucketMissing,
     CafError,
+    IntegrityError,
     ReportRefused,
     SettingsError,
     StoreAway,
@@ -84,6 +87,38 @@ def test_a_second_run_finds_nothing_new(pipeline, run, workers):
     (again,) = run()
     assert again.chunks == []
     assert "nothing new;" in run.printed.getvalue()
+
+
+def test_a_run_counts_an_inventory_once_before_and_after_archiving(pipeline, run, monkeypatch):
+    inventories, account_for = [], planning.account_for
+    monkeypatch.setattr(
+        planning,
+        "account_for",
+        lambda context, snapshot: inventories.append(snapshot) or account_for(context, snapshot),
+    )
+    pipeline.put(3)
+    run()
+    pipeline.put(3, prefix="other")
+    pipeline.plan()
+    run()  # chunks of an older plan
+    run()  # nothing new
+    assert list(Counter(snapshot.name for snapshot in inventories).values()) == [2, 1, 2, 1]
+
+
+def test_a_run_fails_if_its_plan_loses_an_object(pipeline, run, monkeypatch):
+    identify = planning.identify
+
+    def lose_an_object(*args, **options):
+        identified = identify(*args, **options)
+        pq.write_table(pq.read_table(identified.unsettled).slice(1), identified.unsettled)
+        return identified
+
+    pipeline.put(3)
+    run()
+    monkeypatch.setattr(planning, "identify", lose_an_object)
+    pipeline.put(2, prefix="new")
+    with pytest.raises(IntegrityError, match="caf_plan_accounts_for_inventory"):
+        run()
 
 
 def put_with_metadata(pipeline, count):

@@ -360,7 +360,7 @@ def counts(pipeline) -> tuple[int, int]:
     return content.current_objects, content.uncounted_objects
 
 
-def test_the_last_chunk_of_an_older_plan_counts_again(pipeline):
+def test_the_audit_counts_chunks_of_an_older_plan(pipeline):
     pipeline.put(12)
     first, last = pipeline.plan()
     assert pipeline.execute(
@@ -370,6 +370,7 @@ def test_the_last_chunk_of_an_older_plan_counts_again(pipeline):
     pipeline.execute(ARCHIVE, partition_key=first)
     assert counts(pipeline) == (0, pipeline.ledger.chunks.get(first).member_count)
     pipeline.execute(ARCHIVE, partition_key=last)
+    assert audit(pipeline).passed
     assert counts(pipeline) == (12, 0)
 
 
@@ -455,12 +456,12 @@ def test_a_step_without_s3_fails_permanently_if_packing_is_needed(pipeline):
 def test_the_account_is_of_the_inventory_that_was_planned_last(pipeline):
     pipeline.put(1)
     inventories.take_inventory(pipeline.run_context())
-    result = asset_checks._plan_accounts(pipeline.run_context(), "")
+    result = asset_checks._plan_accounts(pipeline.run_context(), planning.account_for)
     assert (result.passed, result.severity) == (False, AssetCheckSeverity.WARN)
     pipeline.plan()
     pipeline.put(2, prefix="new")
     inventories.take_inventory(pipeline.run_context())
-    assert asset_checks._plan_accounts(pipeline.run_context(), "").passed
+    assert asset_checks._plan_accounts(pipeline.run_context(), planning.account_for).passed
 
 
 def test_missing_and_unlocated_chunks_fail_their_checks(pipeline):
