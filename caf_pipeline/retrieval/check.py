@@ -24,7 +24,7 @@ from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.store.protocol import ChunkReader
 
 UNREAD_IN_A_ROW: Final = 50
-"""More consecutive failures mean that the network is down."""
+"""Consecutive transient failures that mean that the network is down."""
 
 BATCH_OBJECTS: Final = 10_000
 """Objects listed before the first is read: neighbours share requests."""
@@ -37,6 +37,24 @@ class CheckedObject:
     location: Location
     error: CafError | None = None
     failed: Mapping[str, CafError] = field(default_factory=dict)
+
+
+class FailuresInARow:
+    """Ends a loop over results after `UNREAD_IN_A_ROW` consecutive transient failures."""
+
+    def __init__(self, hint: str = "") -> None:
+        """`hint` follows the last error's own."""
+        self._count = 0
+        self._hint = hint
+
+    def add(self, error: CafError | None) -> None:
+        """Count a result. Raises an error of the same class when there are too many failures."""
+        self._count = self._count + 1 if error and not error.permanent else 0
+        if error and self._count == UNREAD_IN_A_ROW:
+            raise type(error)(
+                f"{self._count} objects in a row could not be read; the last: {error}",
+                hint="; ".join(filter(None, (error.hint, self._hint))),
+            ) from error
 
 
 def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator[CheckedObject]:
@@ -52,7 +70,7 @@ def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator
         except (StoreError, IntegrityError) as error:
             return CheckedObject(location, error)
 
-    remaining, unread = iter(locations), 0
+    remaining, failures = iter(locations), FailuresInARow()
     while batch := list(islice(remaining, BATCH_OBJECTS)):
         # The verified bytes are dropped while a result waits for its turn.
         large = (location for location in batch if not is_small(location))
@@ -68,13 +86,7 @@ def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator
                 else:
                     checked = next(large_checks)
                 yield checked
-                error = checked.error
-                unread = unread + 1 if error and not error.permanent else 0
-                if error and unread == UNREAD_IN_A_ROW:
-                    raise type(error)(
-                        f"{unread} objects in a row could not be read; the last: {error}",
-                        hint=error.hint,
-                    )
+                failures.add(checked.error)
 
 
 class Openable:

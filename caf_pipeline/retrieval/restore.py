@@ -16,7 +16,7 @@ from caf_pipeline.errors import (
     StoreUnreachable,
 )
 from caf_pipeline.ledger.records import Location
-from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
+from caf_pipeline.retrieval.check import FailuresInARow
 from caf_pipeline.retrieval.holders import ROW
 from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.system.quantities import counted
@@ -62,18 +62,11 @@ class RestoreTarget(Protocol):
 
 
 def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterator[RestoredObject]:
-    """Raise StoreUnreachable after `UNREAD_IN_A_ROW` failures."""
-    unread = 0
+    """Raise an error like the last after `UNREAD_IN_A_ROW` transient failures."""
+    failures = FailuresInARow(_RESUMES)
     for restored in target.restore(listed):
         yield restored
-        error = restored.error
-        unread = unread + 1 if error and not error.permanent else 0
-        if unread == UNREAD_IN_A_ROW:
-            kind = PrivateAddress if isinstance(error, PrivateAddress) else StoreUnreachable
-            raise kind(
-                f"{unread} objects in a row could not be read; the last: {error}",
-                hint=f"{PrivateAddress.remedy}; {_RESUMES}" if kind is PrivateAddress else _RESUMES,
-            ) from error
+        failures.add(restored.error)
 
 
 @dataclass

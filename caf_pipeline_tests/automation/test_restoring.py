@@ -12,8 +12,7 @@ from caf_pipeline.automation import restoring
 from caf_pipeline.defs import restore_job
 from caf_pipeline.defs.object_reader import ObjectReader
 from caf_pipeline.errors import StoreUnreachable
-from caf_pipeline.retrieval import restore as retrieval_restore
-from caf_pipeline.retrieval import restore_folder
+from caf_pipeline.retrieval import check, restore_folder
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.command_line import source_text
 from caf_pipeline_tests.support.run_contexts import archive_everything, plan
@@ -138,7 +137,7 @@ def test_a_lost_store_fails_the_restore_and_keeps_its_files(archived, tmp_path, 
     store = Leaving(archived.settings.store.folder)
     monkeypatch.setattr(wiring, "open_store", lambda *_: store)
     monkeypatch.setattr(restore_folder, "BATCH_OBJECTS", 2)
-    monkeypatch.setattr(retrieval_restore, "UNREAD_IN_A_ROW", 3)
+    monkeypatch.setattr(check, "UNREAD_IN_A_ROW", 3)
     monkeypatch.setattr(
         restore_job.restore_archived, "_retry_policy", RetryPolicy(max_retries=1)
     )  # at once

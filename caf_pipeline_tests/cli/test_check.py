@@ -10,7 +10,7 @@ import pytest
 
 from caf_pipeline.cli import terminal
 from caf_pipeline.errors import IntegrityError, StoreUnreachable
-from caf_pipeline.retrieval import check, restore
+from caf_pipeline.retrieval import check
 from caf_pipeline.retrieval.check import CheckedObject
 from caf_pipeline.store.directory import MARKER, DirectoryReader
 from caf_pipeline_tests.support.command_line import (
@@ -114,7 +114,6 @@ def test_results_before_a_network_failure_are_printed(caf, tmp_path, monkeypatch
     away_from, read_original = file.read_bytes().find(BODIES["b/0"]), DirectoryReader.read
     monkeypatch.setattr(DirectoryReader, "read", read)
     monkeypatch.setattr(check, "UNREAD_IN_A_ROW", 2)
-    monkeypatch.setattr(restore, "UNREAD_IN_A_ROW", 2)
 
     done = caf("check", "src", "--full", "--json")
     expect_error(done, 9, "1 object of 'src'", "2 objects in a row")

@@ -2,11 +2,24 @@
 
 import pytest
 
-from caf_pipeline.errors import IntegrityError, ObjectMissing, RowAltered, StoreUnreachable
+from caf_pipeline.errors import (
+    ChainUnreachable,
+    IntegrityError,
+    ObjectMissing,
+    PrivateAddress,
+    RowAltered,
+    StoreUnreachable,
+)
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.records import PostRecord
-from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome, RestoreSums
+from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
+from caf_pipeline.retrieval.restore import (
+    RestoredObject,
+    RestoreOutcome,
+    RestoreSums,
+    restore_objects,
+)
 from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline_tests.support.plans import MOMENT
 
@@ -15,6 +28,27 @@ LOCATION = Location(
     "src-1-1",
     PostRecord(bytes(64), "owner", 7, 10),
 )
+
+
+class UnreadTarget:
+    """Restores nothing, and has an error for each object."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def restore(self, listed):
+        for location in listed:
+            yield RestoredObject(location, RestoreOutcome.FAILED, error=self._error)
+
+
+@pytest.mark.parametrize("kind", [StoreUnreachable, PrivateAddress, ChainUnreachable])
+def test_a_restore_ends_with_the_class_of_its_last_error(kind):
+    target = UnreadTarget(kind("away", hint="mend it"))
+    with pytest.raises(kind, match=rf"^{UNREAD_IN_A_ROW} objects.*away") as ended:
+        list(restore_objects([LOCATION] * 2 * UNREAD_IN_A_ROW, target))
+    assert ended.type is kind
+    assert ended.value.hint.startswith("mend it; ")
+    assert "resumes" in ended.value.hint
 
 
 @pytest.mark.parametrize("before", [NotRestored, StoreUnreachable])
