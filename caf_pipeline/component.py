@@ -8,15 +8,15 @@ import click
 import dagster as dg
 import yaml
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PrivateAttr
 
-from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.build import ArchivePart, build_parts
 from caf_pipeline.defs.failures import Context
 from caf_pipeline.defs.schedules import ScheduledJob
 from caf_pipeline.defs.translation import ArchiveAsset
 from caf_pipeline.errors import SettingsError, with_hint
 from caf_pipeline.setting_values import BucketName, SourceName
-from caf_pipeline.settings import DEFAULT_CONFIG, Settings, load_settings
+from caf_pipeline.settings import DEFAULT_CONFIG, load_settings
 from caf_pipeline.settings_file import add_source, source_name
 
 _DEFS_FOLDER: Final = "defs"
@@ -56,7 +56,7 @@ class ArchiveScaffolder(dg.Scaffolder[ArchiveParams]):
             raise click.ClickException(with_hint(error)) from None
         click.echo(f"Source '{name}' {'added to' if is_new else 'is in'} {file}.")
         if existing:
-            # A second instance would define the sensors of all sources again.
+            # Two components must not define the same source.
             _remove_if_empty(request.target_path)
             must_be_named = name not in attributes.get("sources", [name])
             then = f"add '{name}' to its sources" if must_be_named else "nothing else is needed"
@@ -93,7 +93,9 @@ class S3ArchiveComponent(dg.Component, dg.Model, dg.Resolvable):
         "sources, the store and the keys.",
     )
     sources: Sequence[str] | None = Field(
-        default=None, description="Names of the sources to define. Default: all of the file."
+        default=None,
+        description="Names of the sources to define. Default: those of the file that no other "
+        "component names.",
     )
     schedules: Mapping[ScheduledJob, str] = Field(
         default={}, description="Cron expressions in UTC by job, instead of the default ones."
@@ -111,6 +113,7 @@ class S3ArchiveComponent(dg.Component, dg.Model, dg.Resolvable):
         description="Key, group, owners, tags and description of each asset. Templates may use "
         "`source`, `asset` (such as `caf_chunk`) and `spec`, the default.",
     )
+    _built: Sequence[dg.Definitions] | None = PrivateAttr(default=None)
 
     def get_asset_spec(self, spec: dg.AssetSpec, asset: ArchiveAsset) -> dg.AssetSpec:
         """Return the spec of an asset, given its default."""
@@ -121,21 +124,60 @@ class S3ArchiveComponent(dg.Component, dg.Model, dg.Resolvable):
         return step()
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        return build_defs(
-            self._settings(context.project_root),
-            translate=self.get_asset_spec,
-            crons=self.schedules,
-            execute=self.execute,
-        )
+        """Return the definitions of the component's sources.
 
-    def _settings(self, root: Path) -> Settings:
+        The project's components share resources. The first has all jobs, sensors and schedules.
+        """
+        tree = context.component_tree
+        components = tree.get_all_components(S3ArchiveComponent) if tree else []
+        position = next((i for i, component in enumerate(components) if component is self), None)
+        if position is None:  # the component is not in a `defs` folder
+            components, position = [self], 0
+        first = components[0]
         try:
-            settings = load_settings(root / self.config)
-            if self.sources is None:
-                return settings
-            return settings.model_copy(
-                update={"sources": {name: settings.source(name) for name in self.sources}}
-            )
+            if first._built is None:
+                first._built = _build_together(components, context.project_root)
         except SettingsError as error:
             # `dg` shows this error: message and hint, without a chain of tracebacks.
             raise SettingsError(with_hint(error)) from None
+        return first._built[position]
+
+
+def _build_together(
+    components: Sequence[S3ArchiveComponent], root: Path
+) -> Sequence[dg.Definitions]:
+    files = dict.fromkeys((root / component.config).resolve() for component in components)
+    if len(files) > 1:
+        raise SettingsError(
+            "components of one project name different settings' files: "
+            + ", ".join(map(str, files)),
+            hint="a code location has one ledger and one store: move all sources into one file, "
+            "or load the other file in a Dagster project of its own",
+        )
+    file = root / components[0].config
+    settings = load_settings(file)
+    named = [list(dict.fromkeys(component.sources or ())) for component in components]
+    others = [name for name in settings.sources if not any(name in part for part in named)]
+    parts = [
+        others if component.sources is None else part
+        for component, part in zip(components, named, strict=True)
+    ]
+    names = [name for part in parts for name in part]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise SettingsError(
+            f"several components define source '{repeated[0]}' of {file}",
+            hint="name each source in the `sources` of one component; at most one component may "
+            "leave `sources` out",
+        )
+    return build_parts(
+        settings.model_copy(update={"sources": {name: settings.source(name) for name in names}}),
+        [
+            ArchivePart(
+                sources,
+                translate=component.get_asset_spec,
+                crons=component.schedules,
+                execute=component.execute,
+            )
+            for component, sources in zip(components, parts, strict=True)
+        ],
+    )

@@ -12,7 +12,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from caf_pipeline.component import S3ArchiveComponent
 from caf_pipeline.defs.translation import ArchiveAsset
 from caf_pipeline.errors import SettingsError
-from caf_pipeline.naming import ASSETS
+from caf_pipeline.naming import ASSETS, LAUNCH_SENSOR, RUN
 
 pytestmark = [  # Dagster's own warnings, at loading
     pytest.mark.filterwarnings("ignore::dagster.BetaWarning"),
@@ -131,6 +131,54 @@ def test_schedules_have_the_given_cron_expressions(project):
     crons = {"plan": "0 4 * * *", "prove": "5 * * * *"}
     defs = load(project, scaffold(project), schedules=crons)
     assert {schedule.cron_schedule for schedule in defs.schedules} >= set(crons.values())
+
+
+def write_two(project, first, second):
+    """Write two components of a file with the sources `my-photos` and `other`."""
+    folder = scaffold(project)
+    with pytest.raises(SystemExit):
+        scaffold(project, "other", "archive2")
+    settings = project.project_root / "caf.toml"
+    settings.with_name("copy.toml").write_text(settings.read_text())
+    for name, attributes in (("archive", first), ("archive2", second)):
+        written = {"type": TYPE, "attributes": attributes}
+        folder.with_name(name).mkdir(exist_ok=True)
+        (folder.with_name(name) / "defs.yaml").write_text(yaml.safe_dump(written))
+    return folder
+
+
+@pytest.mark.parametrize("second", [{"sources": ["other"]}, {}], ids=["named", "rest"])
+def test_components_of_one_file_share_what_serves_all(project, second):
+    folder = write_two(project, {"sources": ["my-photos"]}, second)
+    with project.build_all_defs() as defs:
+        defs.get_repository_def().load_all_definitions()
+        assert {key.partition("/")[0] for key in nodes(defs)} == {"my-photos", "other"}
+        assert [sensor.name for sensor in defs.sensors].count(LAUNCH_SENSOR) == 1
+    with project.load_component_and_build_defs(folder.with_name("archive2")) as (_, defs):
+        assert {key.partition("/")[0] for key in nodes(defs)} == {"other"}
+
+
+def test_each_component_translates_and_executes_its_own_sources(project):
+    key = {"key": "lake/{{ source }}/{{ asset }}"}
+    write_two(project, {"sources": ["my-photos"], "translation": key}, {})
+    with project.build_all_defs() as defs:
+        assert {key.partition("/")[0] for key in nodes(defs)} == {"lake", "other"}
+        executes = defs.resources[RUN].executes
+        assert {name: execute.__self__.sources for name, execute in executes.items()} == {
+            "my-photos": ["my-photos"],
+            "other": None,
+        }
+
+
+@pytest.mark.parametrize(
+    ("second", "named"), [({}, "my-photos"), ({"config": "copy.toml"}, "copy.toml")]
+)
+def test_components_that_do_not_merge_are_a_settings_error(project, second, named):
+    write_two(project, {}, second)
+    with pytest.raises(Exception, match="archive") as caught, project.build_all_defs():
+        pass
+    assert isinstance(caught.value.__cause__, SettingsError)
+    assert named in str(caught.value.__cause__)
 
 
 def example(containing):

@@ -1,6 +1,7 @@
 """The component in a whole Dagster project, by the commands of `dg`."""
 
 import json
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -75,6 +76,26 @@ def test_bucket_is_archived_in_the_project(project, new_bucket):
     for sensor in (LAUNCH_SENSOR, DEAD_RUNS_SENSOR):
         shown = project.dg("sensor", "preview", sensor, "-m", "team.definitions", program="dagster")
         assert "Exception" not in shown.stdout + shown.stderr
+
+
+def test_two_components_of_one_file_are_checked(project):
+    second = project.defs / "archive2" / "defs.yaml"
+    second.parent.mkdir()
+    written = {"type": TYPE, "attributes": {"config": "caf.toml", "sources": ["videos"]}}
+    second.write_text(json.dumps(written))  # which is YAML, too
+    settings = project.root / "caf.toml"
+    before = settings.read_text()
+    settings.write_text(f'{before}\n[sources.videos]\nbucket = "my-videos"\n')
+    try:
+        project.dg("check", "defs")
+        listed = json.loads(project.dg("list", "defs", "--json").stdout)
+    finally:
+        settings.write_text(before)
+        shutil.rmtree(second.parent)
+    keys = {item.get("asset_key") or item["key"] for item in listed["assets"]}
+    assert keys >= {f"{source}/caf_chunk" for source in ("photos", "videos")}
+    sensors = [item["name"] for item in listed["sensors"]]
+    assert (sensors.count(LAUNCH_SENSOR), sensors.count(DEAD_RUNS_SENSOR)) == (1, 1)
 
 
 def locked_versions(folder):

@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +16,7 @@ from dagster.components.definitions import LazyDefinitions
 from caf_pipeline.asset_keys import DEFAULT_KEYS, AssetKeys
 from caf_pipeline.dagster_host.team_project import TeamProject, team_project
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.resources import Execute, run_step
+from caf_pipeline.defs.resources import Execute
 from caf_pipeline.errors import SettingsError, first_line
 from caf_pipeline.naming import LOCATION_NAME, RUN
 from caf_pipeline.settings import Settings
@@ -30,7 +30,7 @@ class CodeLocation:
     name: str
     defs: Definitions
     keys: AssetKeys
-    execute: Execute
+    executes: Mapping[str, Execute]
 
     def with_resources(self, **resources: Any) -> Definitions:  # noqa: ANN401
         """Return the assets and jobs with some other resources, and Dagster's own loggers."""
@@ -52,7 +52,7 @@ def code_location(settings: Settings, sources: Iterable[str]) -> CodeLocation:
     """
     project = team_project(settings.folder)
     if project is None:
-        return CodeLocation(LOCATION_NAME, build_defs(settings), DEFAULT_KEYS, run_step)
+        return CodeLocation(LOCATION_NAME, build_defs(settings), DEFAULT_KEYS, {})
     defs = _load(project)
     run: Any = (defs.resources or {}).get(RUN)
     defined = run.settings.sources if run else {}
@@ -68,7 +68,7 @@ def code_location(settings: Settings, sources: Iterable[str]) -> CodeLocation:
             "the ledger",
             hint="read the same file and variables: `set -a; . ./.env` exports those of .env",
         )
-    return CodeLocation(project.location_name, defs, run.asset_keys, run.execute)
+    return CodeLocation(project.location_name, defs, run.asset_keys, run.executes)
 
 
 def _places(settings: Settings) -> tuple[object, ...]:

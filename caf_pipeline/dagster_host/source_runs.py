@@ -115,7 +115,7 @@ class SourceRuns:
             ended=self._ended.append,
             on_error=self._errors.append,
             asset_keys=location.keys,
-            execute=location.execute,
+            executes=location.executes,
         )
         self._location_name = location.name
         self._defs: Definitions = location.with_resources(

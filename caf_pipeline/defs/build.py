@@ -1,15 +1,9 @@
 """Builds all definitions without network or database access."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from dagster import (
-    AssetKey,
-    AssetsDefinition,
-    AssetSpec,
-    Definitions,
-    JobDefinition,
-    in_process_executor,
-)
+from dagster import AssetSpec, Definitions, JobDefinition, in_process_executor
 
 from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.defs.asset_checks import source_checks
@@ -35,6 +29,16 @@ def as_it_is(spec: AssetSpec, _: ArchiveAsset) -> AssetSpec:
     return spec
 
 
+@dataclass(frozen=True)
+class ArchivePart:
+    """Sources that are defined with the same options; see `build_defs`."""
+
+    sources: Collection[str]
+    translate: Translate = as_it_is
+    crons: Mapping[ScheduledJob, str] = field(default_factory=dict)
+    execute: Execute = run_step
+
+
 def build_defs(
     settings: Settings,
     *,
@@ -48,46 +52,81 @@ def build_defs(
     `crons` replaces default cron expressions, in UTC. `tick_seconds` is the deadline of a sensor's
     tick.
     """
+    part = ArchivePart(settings.sources, translate, crons or {}, execute)
+    (defs,) = build_parts(settings, [part], tick_seconds)
+    return defs
+
+
+def build_parts(
+    settings: Settings, parts: Sequence[ArchivePart], tick_seconds: float = TICK_SECONDS
+) -> list[Definitions]:
+    """Return the definitions of each part, in order. The parts have all sources of `settings`.
+
+    They merge: their resources are the same objects, and the first has all jobs, sensors and
+    schedules.
+    """
     on_jackal = settings.store.kind == "jackal"
-    assets: list[AssetsDefinition] = []
-    other_jobs, sensors, schedules = [], [], []
-    translated: dict[tuple[str, str], AssetKey] = {}
-    for name, source in settings.sources.items():
-        recipients = len(set(settings.recipients_of(name)))
-        source_defs, source_keys = translate_assets(
-            name, source_assets(name, source, recipients, on_jackal=on_jackal), translate
-        )
-        assets += source_defs
-        translated |= source_keys
-        other_jobs += source_maintenance_jobs(name)
-        sensors.append(new_objects_sensor(settings, name, tick_seconds))
-        schedules += source_schedules(
-            name,
-            automatic=source.automatic,
-            on_jackal=on_jackal,
-            has_nodes=bool(settings.jackal.lcd),
-            crons=crons or {},
-        )
-    keys = AssetKeys(translated)
+    assets = [
+        [
+            translate_assets(
+                name,
+                source_assets(
+                    name,
+                    settings.sources[name],
+                    len(set(settings.recipients_of(name))),
+                    on_jackal=on_jackal,
+                ),
+                part.translate,
+            )
+            for name in part.sources
+        ]
+        for part in parts
+    ]
+    keys = AssetKeys(
+        {key: value for part in assets for _, new in part for key, value in new.items()}
+    )
     archive_jobs = [
         job for name in settings.sources for job in source_jobs(name, keys, on_jackal=on_jackal)
     ]
+    other_jobs = [job for name in settings.sources for job in source_maintenance_jobs(name)]
+    sensors = [new_objects_sensor(settings, name, tick_seconds) for name in settings.sources]
     if settings.sources:
         sensors.append(launching_sensor(settings, archive_jobs, keys, tick_seconds))
         sensors.append(alert_sensor(settings, keys, tick_seconds))
         sensors.append(dead_runs_sensor())
-    return Definitions(
-        assets=assets,
-        asset_checks=[
-            check
-            for name in settings.sources
-            for check in source_checks(name, keys, on_jackal=on_jackal)
-        ],
+    schedules = [
+        schedule
+        for part in parts
+        for name in part.sources
+        for schedule in source_schedules(
+            name,
+            automatic=settings.sources[name].automatic,
+            on_jackal=on_jackal,
+            has_nodes=bool(settings.jackal.lcd),
+            crons=part.crons,
+        )
+    ]
+    executes = {name: part.execute for part in parts for name in part.sources}
+    resources = build_resources(settings, keys, executes)
+    built = [
+        Definitions(
+            assets=[asset for source_defs, _ in part_assets for asset in source_defs],
+            asset_checks=[
+                check
+                for name in part.sources
+                for check in source_checks(name, keys, on_jackal=on_jackal)
+            ],
+            resources=resources,
+        )
+        for part, part_assets in zip(parts, assets, strict=True)
+    ]
+    # Jobs are here, too: the definitions with a sensor contain its jobs.
+    for_all = Definitions(
         jobs=[*archive_jobs, *other_jobs, *_decrypting_jobs(settings)],
         sensors=sensors,
         schedules=schedules,
-        resources=build_resources(settings, keys, execute),
     )
+    return [Definitions.merge(built[0], for_all), *built[1:]]
 
 
 def build_own_defs(settings: Settings) -> Definitions:

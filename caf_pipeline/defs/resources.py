@@ -1,8 +1,9 @@
 """Resources build the ledger, the store and the run context when a step first needs them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from dagster import (
@@ -113,14 +114,14 @@ class RunResource(ConfigurableResource["RunResource"]):
         ended: called with the state in which the run leaves a chunk; see `RunContext`.
         on_error: called with a step's error before Dagster converts it to text.
         asset_keys: the keys of the assets.
-        execute: called with each step, which it calls.
+        executes: by source; called with each of its steps, which it calls.
     """
 
     settings: ResourceDependency[Settings]
     ended: ResourceDependency[Callable[[ChunkState], None]]
     on_error: ResourceDependency[Callable[[CafError], None]]
     asset_keys: ResourceDependency[AssetKeys]
-    execute: ResourceDependency[Execute]
+    executes: ResourceDependency[Mapping[str, Execute]]
     _contexts: dict[str, RunContext] = PrivateAttr(default_factory=dict)
     _ledger: Any = PrivateAttr(default=None)
     _step: Context | None = PrivateAttr(default=None)
@@ -215,13 +216,17 @@ def attempt_step(context: Context, source: str, step: Callable[[RunContext], T])
     run: RunResource = context.resources.caf_run
     return attempt(
         context,
-        lambda: run.execute(context, lambda: step(run.open(context, source))),
+        lambda: run.executes.get(source, run_step)(
+            context, lambda: step(run.open(context, source))
+        ),
         lambda error: run.note_error(context, source, error),
     )
 
 
 def build_resources(
-    settings: Settings, keys: AssetKeys = DEFAULT_KEYS, execute: Execute = run_step
+    settings: Settings,
+    keys: AssetKeys = DEFAULT_KEYS,
+    executes: Mapping[str, Execute] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the resources by key."""
     return {
@@ -232,7 +237,7 @@ def build_resources(
             ended=ignore,
             on_error=ignore,
             asset_keys=keys,
-            execute=execute,
+            executes=executes,
         ),
         **{s3_key(name): S3SourceResource.of(source) for name, source in settings.sources.items()},
     }
