@@ -1,13 +1,10 @@
 """The definitions that Dagster's tools load, by the settings of the working directory."""
 
-from caf_pipeline.entry import GarbageCollectionPaused
+from dagster import Definitions
 
-with GarbageCollectionPaused():  # separate, since it must end before DuckDB is loaded
-    from dagster import Definitions
-with GarbageCollectionPaused():
-    from caf_pipeline.defs.build import build_decrypting_defs, build_own_defs
-    from caf_pipeline.errors import SettingsError, with_hint
-    from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.defs.build import build_decrypting_defs, build_own_defs
+from caf_pipeline.errors import SettingsError, with_hint
+from caf_pipeline.settings import Settings, load_settings
 
 
 def _load() -> Settings:

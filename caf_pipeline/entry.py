@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import sys
-from types import FrameType, TracebackType
+from types import FrameType
 
 # A copy of `errors.INTERRUPTED`: loading that module, or `typing`, takes time in which Ctrl-C
 # would still print a traceback.
@@ -99,29 +99,6 @@ def _freeze() -> None:
     # is built with, reports each of them on stderr as leaked.
     if "duckdb" not in sys.modules:
         gc.freeze()
-
-
-class GarbageCollectionPaused:
-    """Context manager without garbage collection, to load modules in another program's process.
-
-    Later collections skip the loaded objects, unless DuckDB is loaded.
-
-    Gain: 0.7 s of the 2.8 s that loading the definitions takes, which each run repeats.
-    """
-
-    def __enter__(self) -> None:
-        self._was_enabled = gc.isenabled()
-        gc.disable()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _freeze()
-        if self._was_enabled:
-            gc.enable()
 
 
 # --- interpreter shutdown

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Final, Protocol
 
 from caf_pipeline.chunk_state import ChunkState, CopyState
 from caf_pipeline.errors import StoredChunkMissing
@@ -100,6 +100,10 @@ class ProviderRecord:
     download_rate: float | None
     failures: int
     failed_at: datetime | None
+
+
+LEASE_SECONDS: Final = 30.0
+"""Longer than a failover of the database. A run waits as long after a crash elsewhere."""
 
 
 class Lease(Protocol):

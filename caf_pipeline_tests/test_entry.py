@@ -1,14 +1,11 @@
 """Processes collect garbage rarely, skip the interpreter's shutdown, and load no pandas."""
 
-import gc
 import importlib.util
 import os
 import subprocess
 import sys
 
 import pytest
-
-from caf_pipeline.entry import GarbageCollectionPaused
 
 PROGRAM = """
 import gc, weakref
@@ -31,43 +28,6 @@ def test_first_garbage_collection_is_late_and_later_ones_happen():
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
     assert (run.stdout, run.stderr) == ("True True\n", "")
-
-
-@pytest.fixture
-def put_back():
-    """Python looks for garbage afterwards as it did before."""
-    enabled = gc.isenabled()
-    yield
-    (gc.enable if enabled else gc.disable)()
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_paused_garbage_collection_is_restored(put_back, enabled):
-    (gc.enable if enabled else gc.disable)()
-    with GarbageCollectionPaused():
-        assert not gc.isenabled()
-    assert gc.isenabled() is enabled
-
-
-PASSED_OVER = """
-import gc
-from caf_pipeline.entry import GarbageCollectionPaused
-
-with GarbageCollectionPaused():
-    kept = [[] for _ in range(1000)]
-found = gc.get_freeze_count()
-assert found > 1000
-with GarbageCollectionPaused():
-    import duckdb
-assert gc.get_freeze_count() <= found
-"""
-
-
-def test_loaded_objects_are_frozen_unless_duckdb_is_loaded():
-    run = subprocess.run(
-        [sys.executable, "-c", PASSED_OVER], capture_output=True, text=True, check=False
-    )
-    assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)
 
 
 LOADED_BEFORE = "import duckdb"

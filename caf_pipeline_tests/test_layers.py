@@ -17,7 +17,7 @@ BESIDE_WIRING = {
     *("ledger.database.describe_database",),
     "ledger.lookup.Lookup",  # as a type
     # the columns of a table, which a page describes
-    *("ledger.sql_files.column_comments", "ledger.tables.FILE_LOCATIONS"),
+    "ledger.sql_files.described_columns",
     LEDGER,
     # the commands and pages that are of Jackal alone: types, limits, and what is computed from what
     # the store gave

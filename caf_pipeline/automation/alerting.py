@@ -26,7 +26,6 @@ from caf_pipeline.automation.notify import post_json, send_mail
 from caf_pipeline.automation.tick import ask_in_time
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import AlertNotSent, LedgerError, with_hint
-from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.naming import CHECKED_ASSET, PLAN_ACCOUNTS, STORAGE_PLAN_LASTS
@@ -182,6 +181,7 @@ class AlertTick:
         self, observed: Sequence[str], failed: Mapping[str, Collection[str]]
     ) -> LedgerState:
         """Raises Overdue or LedgerError. `failed` has chunks by source, which may be located."""
+        from caf_pipeline.ledger.database import describe_database
 
         def read() -> LedgerState:
             ledger: Ledger = self._context.resources.caf_ledger.get()

@@ -22,7 +22,6 @@ from caf_pipeline.automation.launching import (
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
-from caf_pipeline.encryption.identities import require_recipients
 from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
     ChunkTooLarge,
@@ -33,13 +32,11 @@ from caf_pipeline.errors import (
     StoreUnreachable,
     with_hint,
 )
-from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import LaunchableChunk
 from caf_pipeline.naming import BEFORE_BACKFILLS, job_name, partitions_name
 from caf_pipeline.run_context import RunContext, address_of
 from caf_pipeline.settings import Settings
-from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
@@ -158,6 +155,8 @@ class LaunchTick:
         return run_context
 
     def _ask_ledger(self, question: Callable[[], T]) -> T:
+        from caf_pipeline.ledger.database import describe_database
+
         return ask_in_time(self.context, self.deadline, describe_database(self.settings), question)
 
     def _launched_sources(self, ledger: Ledger) -> list[str]:
@@ -200,6 +199,8 @@ class LaunchTick:
         return selections, ""
 
     def _park(self, failed: Sequence[LaunchableChunk]) -> int:
+        from caf_pipeline.steps import chunk_steps
+
         parked = 0
         for chunk in failed[:MAX_PARKED]:
 
@@ -223,6 +224,8 @@ class LaunchTick:
         # Returns the chunks to launch now, the oldest first. Asks here what the store would refuse
         # to every chunk. Otherwise all chunks would be launched and fail because, for example, a
         # wallet is empty.
+        from caf_pipeline.steps import chunk_steps
+
         launch = sorted(selected, key=lambda chunk: chunk.caf_file_id)
         launch = [chunk for chunk in launch if self._may_be_stored(chunk.source)]
         unposted = [chunk for chunk in launch if chunk.state in NOT_POSTED]
@@ -253,6 +256,8 @@ class LaunchTick:
         return self._with_room_in_staging(ledger, launch)[:MAX_LAUNCHED]
 
     def _may_be_stored(self, source: str) -> bool:
+        from caf_pipeline.encryption.identities import require_recipients
+
         try:
             require_recipients(self.settings, source)
         except NotPublic as error:

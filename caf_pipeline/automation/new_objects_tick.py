@@ -18,11 +18,9 @@ from caf_pipeline.automation.launch_tick import MIN_TIME_LEFT
 from caf_pipeline.automation.launching import UNFINISHED, is_backing_off
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
 from caf_pipeline.errors import CafError, SourceError, with_hint
-from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.naming import OUTAGE_TAG, REPORT_TAG, job_name, op_name
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import Settings, SourceSettings
-from caf_pipeline.steps import inventories, notices
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.wiring import open_queue
@@ -112,6 +110,8 @@ class NewObjectsTick:
         return result
 
     def _result(self) -> TickResult:
+        from caf_pipeline.ledger.database import describe_database
+
         database = describe_database(self.settings)
         if paused := self._ask(
             database, lambda: pause_reason(self.context.resources.caf_ledger.get())
@@ -178,6 +178,8 @@ class NewObjectsTick:
     def _new_report(self) -> RunRequest | None:
         # Plans the newest inventory report if the ledger does not have it. If such a run failed,
         # the next one waits, longer each time. After some failures it is left to the schedule.
+        from caf_pipeline.steps import inventories
+
         folder = self._source_settings.inventory
         server = f"the folder of inventory reports {folder}, or the ledger,"
         try:
@@ -229,6 +231,8 @@ class NewObjectsTick:
     def _list_next_pages(self, cursor: NewObjectsCursor) -> TickResult:
         # New objects are planned at once. If all listed objects are new, or the last plan is too
         # recent, they are planned together with the following pages.
+        from caf_pipeline.steps import inventories
+
         listing = self._ask_bucket(
             partial(
                 inventories.scan_for_new,
@@ -256,6 +260,8 @@ class NewObjectsTick:
 
     def _list_keys_of_events(self, cursor: NewObjectsCursor) -> TickResult:
         # Lists the parts of the bucket with keys named by events, until one has objects to plan.
+        from caf_pipeline.steps import notices
+
         after = cursor.after
         if cursor.pages:  # found by a listing before the source had a queue: no event names them
             return self._plan(cursor.since, after, NewObjectsCursor(after))
@@ -277,6 +283,8 @@ class NewObjectsTick:
         return self._skip("Nothing new so far; the next tick continues.", NewObjectsCursor(after))
 
     def _drain(self) -> None:
+        from caf_pipeline.steps import notices
+
         run_context, queue = self._open(), open_queue(self.settings, self.source)
         drained = notices.drain_queue(
             run_context, queue, enough=partial(self._is_time_short, MIN_TIME_LEFT)

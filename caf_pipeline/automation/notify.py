@@ -10,8 +10,6 @@ from email.message import EmailMessage
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
-
 from caf_pipeline.errors import AlertNotSent, first_line
 
 
@@ -23,6 +21,8 @@ def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
     Raises:
         AlertNotSent: The status is not 2xx, or there is no answer.
     """
+    import httpx
+
     server = f"the webhook at {urlsplit(url).hostname}"
     try:
         with _unlogged():

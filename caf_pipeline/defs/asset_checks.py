@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -19,7 +19,6 @@ from dagster import (
 
 from caf_pipeline import wiring
 from caf_pipeline.asset_keys import AssetKeys
-from caf_pipeline.automation.alerting import conditions_of, is_paused
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED, ChunkState
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.evaluations import CHECKS, check_result
@@ -27,9 +26,6 @@ from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HeldByOther, StoreAway, StoreUnreachable
-from caf_pipeline.inventory.accounting import Accounting
-from caf_pipeline.inventory.snapshot import Snapshot
-from caf_pipeline.maintenance import scrub
 from caf_pipeline.naming import (
     ALERT_SENSOR,
     CHECKED_ASSET,
@@ -47,7 +43,6 @@ from caf_pipeline.naming import (
     op_name,
 )
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.steps import audit, chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.storage_forecast import (
     charged_per_day,
     end_warning,
@@ -58,10 +53,15 @@ from caf_pipeline.store.jackal.storage_forecast import (
 )
 from caf_pipeline.system.quantities import counted, show_time
 
+if TYPE_CHECKING:
+    from caf_pipeline.inventory.accounting import Accounting
+    from caf_pipeline.inventory.snapshot import Snapshot
+    from caf_pipeline.maintenance.scrub import ProofReport
+
 CheckFunction = Callable[[RunContext, str], AssetCheckResult]
 """Takes a chunk's id; "" for a check of the source."""
 
-Count = Callable[[RunContext, Snapshot], Accounting]
+Count = Callable[[RunContext, "Snapshot"], "Accounting"]
 
 CONDITION_DESCRIPTIONS: Final = {
     NO_CHUNK_IS_DAMAGED: (
@@ -245,7 +245,9 @@ def _inventory_checks(
     def check(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         counts: dict[str, Accounting] = {}
 
-        def count(run_context: RunContext, snapshot: Snapshot) -> Accounting:
+        def count(run_context: RunContext, snapshot: "Snapshot") -> "Accounting":
+            from caf_pipeline.steps import planning
+
             if snapshot.name not in counts:
                 counts[snapshot.name] = planning.account_for(run_context, snapshot)
             return counts[snapshot.name]
@@ -280,6 +282,8 @@ def _warning(description: str) -> AssetCheckResult:
 
 
 def _plan_accounts(run_context: RunContext, count: Count) -> AssetCheckResult:
+    from caf_pipeline.steps import inventories
+
     snapshot = inventories.latest_snapshot(
         run_context, run=run_context.holder.run, skip_damaged=True, planned=True
     )
@@ -293,6 +297,8 @@ def _plan_accounts(run_context: RunContext, count: Count) -> AssetCheckResult:
 
 
 def _chunk_accounts(run_context: RunContext, chunk: str) -> AssetCheckResult:
+    from caf_pipeline.steps import audit
+
     result = audit.account_for_chunk(run_context, chunk)
     numbers: metadata.Metadata = {
         "planned": result.planned,
@@ -306,6 +312,8 @@ def _chunk_accounts(run_context: RunContext, chunk: str) -> AssetCheckResult:
 
 
 def _chunk_is_proven(run_context: RunContext, chunk: str) -> AssetCheckResult:
+    from caf_pipeline.maintenance import scrub
+
     state = run_context.ledger.chunks.get(chunk).state
     if state in (ChunkState.EMPTY, ChunkState.WITHDRAWN):
         return AssetCheckResult(
@@ -320,12 +328,12 @@ def _chunk_is_proven(run_context: RunContext, chunk: str) -> AssetCheckResult:
     )
 
 
-def proof_severity(report: scrub.ProofReport) -> AssetCheckSeverity:
+def proof_severity(report: "ProofReport") -> AssetCheckSeverity:
     """Return an unproven chunk's severity: an error only if damaged."""
     return AssetCheckSeverity.ERROR if report.explanation else AssetCheckSeverity.WARN
 
 
-def proof_description(report: scrub.ProofReport) -> str:
+def proof_description(report: "ProofReport") -> str:
     """Return why a chunk is not proven, or ""."""
     reason = report.reason
     return metadata.shorten_hashes(
@@ -334,6 +342,8 @@ def proof_description(report: scrub.ProofReport) -> str:
 
 
 def _chunk_reads_back(run_context: RunContext, chunk: str) -> AssetCheckResult:
+    from caf_pipeline.steps import audit
+
     result = audit.fetch_members(run_context, chunk)
     if result.not_run:
         return AssetCheckResult(
@@ -347,6 +357,8 @@ def _chunk_reads_back(run_context: RunContext, chunk: str) -> AssetCheckResult:
 
 
 def _source_is_complete(run_context: RunContext, count: Count) -> AssetCheckResult:
+    from caf_pipeline.steps import inventories
+
     snapshot = inventories.latest_snapshot(run_context, complete=True)
     planned = run_context.ledger.content.last_inventory(run_context.source)
     if planned and (snapshot is None or snapshot.taken_at < planned):
@@ -398,6 +410,8 @@ def _source_is_complete(run_context: RunContext, count: Count) -> AssetCheckResu
 
 
 def _conditions(check: str, run_context: RunContext, _: str) -> AssetCheckResult:
+    from caf_pipeline.automation.alerting import conditions_of, is_paused
+
     conditions = conditions_of(
         run_context.ledger.progress.of([run_context.source]),
         run_context.settings,
@@ -425,6 +439,8 @@ def _last_known_end(
 
 
 def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
+    from caf_pipeline.steps import chunk_steps
+
     store = wiring.jackal_of(run_context)
     try:
         reading = wiring.read_space(run_context.ledger, store)

@@ -34,8 +34,6 @@ from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import UsageError
-from caf_pipeline.inventory.plan import PLAN_SCHEMA
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.naming import (
     COMMAND_TAG,
     LAUNCH_SENSOR,
@@ -48,7 +46,6 @@ from caf_pipeline.naming import (
 )
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.steps import inventories, planning, preview
 from caf_pipeline.system.quantities import counted, show_size
 
 PLAN_VERSION: Final = DataVersion("plans only add")
@@ -247,12 +244,14 @@ def _inventory(source: str, settings: SourceSettings, access: str) -> AssetsDefi
         owners=[settings.owner],
         kinds={"s3", "parquet"},
         freshness_policy=DAILY_FRESHNESS if settings.automatic else None,
-        metadata=metadata.file_definition(SNAPSHOT_SCHEMA),
+        metadata=metadata.table_definition(metadata.INVENTORY_COLUMNS),
     )
 
     @_source_asset(source, "s3_inventory", spec)
     def s3_inventory(context: AssetExecutionContext, config: InventoryConfig) -> Results:
         def take(run_context: RunContext) -> metadata.Metadata:
+            from caf_pipeline.steps import inventories
+
             after, until = config.window()
             run_context.wait_while_paused(lambda: None)  # before a listing that may take long
             report = None
@@ -312,12 +311,14 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         freshness_policy=DAILY_FRESHNESS if settings.automatic else None,
         # Plans an inventory that was taken alone. The job of the sensor takes and plans it.
         automation_condition=AutomationCondition.eager() if settings.automatic else None,
-        metadata=metadata.file_definition(PLAN_SCHEMA),
+        metadata=metadata.table_definition(metadata.PLAN_COLUMNS),
     )
 
     @_source_asset(source, "chunk_plan", spec)
     def chunk_plan(context: AssetExecutionContext, config: PlanConfig) -> Results:
         def cut(run_context: RunContext) -> metadata.Metadata:
+            from caf_pipeline.steps import inventories, planning, preview
+
             snapshot = inventories.snapshot_to_plan(run_context)
             report = planning.cut_plan(
                 run_context,

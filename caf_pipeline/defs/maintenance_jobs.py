@@ -7,6 +7,7 @@ job.
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dagster import (
     AssetCheckEvaluation,
@@ -27,7 +28,6 @@ from dagster import (
 )
 from pydantic import Field
 
-from caf_pipeline.automation import pruning
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.asset_checks import proof_description, proof_severity
@@ -36,7 +36,6 @@ from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HITS_EVERY_CHUNK, CafError, HeldByOther, UsageError, with_hint
-from caf_pipeline.maintenance import chain_listing, repair, scrub
 from caf_pipeline.naming import (
     BEFORE_BACKFILLS,
     CHUNK_IS_PROVEN,
@@ -48,8 +47,10 @@ from caf_pipeline.naming import (
     op_name,
     s3_key,
 )
-from caf_pipeline.packing import staging
 from caf_pipeline.run_context import RunContext
+
+if TYPE_CHECKING:
+    from caf_pipeline.maintenance.repair import RepairReport
 
 Reports = Iterator[AssetCheckEvaluation | Output[None]]
 
@@ -124,6 +125,9 @@ def _prove_op(source: str) -> OpDefinition:
         "Prove some located chunks, oldest first, and remove files from staging that no run needs.",
     )
     def prove_chunks(context: OpExecutionContext) -> Reports:
+        from caf_pipeline.maintenance import scrub
+        from caf_pipeline.packing import staging
+
         def begin(run_context: RunContext) -> RunContext | None:
             if reason := run_context.ledger.controls.current().paused:
                 context.log.info(f"paused: {reason}")
@@ -175,6 +179,8 @@ def _prove_op(source: str) -> OpDefinition:
 
 
 def _read_chain_listing(context: OpExecutionContext, run_context: RunContext) -> metadata.Metadata:
+    from caf_pipeline.maintenance import chain_listing
+
     report = chain_listing.check_chain_listing(run_context)  # None if it is not due
     whole_at, suspected = run_context.ledger.chain_listings.suspicions(
         run_context.store.name, run_context.source
@@ -227,9 +233,11 @@ def _repair_op(source: str) -> OpDefinition:
     return repair_chunks
 
 
-def _repair(run_context: RunContext, name: str) -> repair.RepairReport | CafError:
+def _repair(run_context: RunContext, name: str) -> "RepairReport | CafError":
     # Returns an error that concerns this chunk alone, and raises an error that would hit the next
     # chunk, too.
+    from caf_pipeline.maintenance import repair
+
     try:
         return repair.repair_chunk(run_context, name)
     except HITS_EVERY_CHUNK:
@@ -243,6 +251,8 @@ def _repair(run_context: RunContext, name: str) -> repair.RepairReport | CafErro
 def _repair_chunk_op(source: str) -> OpDefinition:
     @_op(source, "repair_chunk", "Repair the chunk of this partition.", repairs=True)
     def repair_chunk(context: OpExecutionContext) -> Reports:
+        from caf_pipeline.maintenance import repair
+
         report = attempt_step(
             context,
             source,
@@ -256,7 +266,7 @@ def _repair_chunk_op(source: str) -> OpDefinition:
 
 
 def _repaired(
-    context: OpExecutionContext, source: str, report: repair.RepairReport
+    context: OpExecutionContext, source: str, report: "RepairReport"
 ) -> AssetCheckEvaluation:
     return _evaluation(
         context,
@@ -304,6 +314,8 @@ def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
 
     @op(name="caf_remove_old_events", out=Out(Nothing))
     def remove_old_events(context: OpExecutionContext) -> Output[None]:
+        from caf_pipeline.automation import pruning
+
         if not days:
             context.log.info("runs.keep_events_days is 0: nothing is removed")
             return Output(None)

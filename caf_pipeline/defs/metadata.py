@@ -1,13 +1,14 @@
 """Metadata for the pages of assets: numbers and small tables, never an entry per object."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from shlex import quote
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 from dagster import (
     AssetKey,
     MetadataValue,
@@ -18,28 +19,27 @@ from dagster import (
     TableRecord,
     TableSchema,
 )
-from sqlalchemy.dialects import postgresql
 
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING
-from caf_pipeline.inventory.accounting import Accounting
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.inventory.plan import OBJECTS_FILE
-from caf_pipeline.inventory.plan_statistics import SizeStep, histogram_svg
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot
 from caf_pipeline.ledger.records import SourceAccount, SourceProgress
-from caf_pipeline.ledger.sql_files import column_comments
-from caf_pipeline.ledger.tables import FILE_LOCATIONS
-from caf_pipeline.maintenance.repair import RepairReport
-from caf_pipeline.maintenance.scrub import ProofReport
+from caf_pipeline.ledger.sql_files import described_columns
 from caf_pipeline.records import Chunk, Copy
-from caf_pipeline.steps.audit import FetchedMembers
-from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyReport
-from caf_pipeline.steps.inventories import TakenReport
-from caf_pipeline.steps.planning import PlanReport
-from caf_pipeline.steps.preview import PlanEstimate, difference
 from caf_pipeline.store.jackal.answers import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import StorageForecast
 from caf_pipeline.system.quantities import show_size, show_time
+
+if TYPE_CHECKING:
+    from caf_pipeline.inventory.accounting import Accounting
+    from caf_pipeline.inventory.plan_statistics import SizeStep
+    from caf_pipeline.inventory.snapshot import Snapshot
+    from caf_pipeline.maintenance.repair import RepairReport
+    from caf_pipeline.maintenance.scrub import ProofReport
+    from caf_pipeline.steps.audit import FetchedMembers
+    from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyReport
+    from caf_pipeline.steps.inventories import TakenReport
+    from caf_pipeline.steps.planning import PlanReport
+    from caf_pipeline.steps.preview import PlanEstimate
 
 Metadata = dict[str, MetadataValue | TableSchema | TableColumnLineage | str | int | float]
 
@@ -60,21 +60,28 @@ WARNING: Final = "warning"
 
 _HASH: Final = re.compile(r"\b[0-9a-f]{64}\b")
 
-_OBJECT_COLUMNS: Final = {
-    "key": "key of the object, as S3 has it",
-    "version_id": "version id; null: the bucket has no versions",
-    "etag": "ETag as S3 gave it, without quotes",
-    "size_bytes": "size of the whole object",
-    "last_modified": "LastModified of the object",
-    "storage_class": "storage class, as S3 names it",
-    "checksum": "kind of S3's own checksum, such as CRC64NVME/FULL_OBJECT; empty: none is listed",
-    "object_version": "the same text in two inventories: the same content",
-    "is_latest": "the version is the current one of its key",
-    "is_delete_marker": "the version is a delete marker, without content",
-    "chunk_number": "number of the chunk in the plan, from 1",
-    "member": "name of the object in the chunk's CAF file",
+INVENTORY_COLUMNS: Final = {
+    "key": ("binary", "key of the object, as S3 has it"),
+    "version_id": ("string", "version id; NULL: the bucket has no versions"),
+    "etag": ("string", "ETag as S3 gave it, without quotes"),
+    "size_bytes": ("int64", "size of the whole object"),
+    "last_modified": ("timestamp[us, tz=UTC]", "LastModified of the object"),
+    "storage_class": ("string", "storage class, as S3 names it"),
+    "checksum": (
+        "string",
+        "kind of S3's own checksum, such as CRC64NVME/FULL_OBJECT; empty: none is listed",
+    ),
+    "object_version": ("string", "the same text in two inventories: the same content"),
+    "is_latest": ("bool", "the version is the current one of its key"),
+    "is_delete_marker": ("bool", "the version is a delete marker, without content"),
 }
-"""Descriptions of the columns of an inventory and of a plan."""
+"""Type and description of each column, as SNAPSHOT_SCHEMA has them: pyarrow loads slowly."""
+
+PLAN_COLUMNS: Final = INVENTORY_COLUMNS | {
+    "chunk_number": ("int32", "number of the chunk in the plan, from 1"),
+    "member": ("string", "name of the object in the chunk's CAF file"),
+}
+"""The same of PLAN_SCHEMA."""
 
 _LOCATED_COLUMNS: Final = {
     "file_path": "key",
@@ -85,42 +92,34 @@ _LOCATED_COLUMNS: Final = {
 """Columns of `file_locations` that are copied from a plan, whose names follow."""
 
 
-def file_definition(schema: pa.Schema) -> Metadata:
-    """Describe a Parquet file's columns."""
-    columns = [
-        TableColumn(
-            field.name,
-            str(field.type),
-            description=_OBJECT_COLUMNS[field.name],
-            constraints=TableColumnConstraints(nullable=field.nullable),
+def table_definition(columns: Mapping[str, tuple[str, str]]) -> Metadata:
+    """Describe a table by the type and the description of each column."""
+    return {
+        "dagster/column_schema": TableSchema(
+            [
+                TableColumn(
+                    name,
+                    type,
+                    description=description,
+                    constraints=TableColumnConstraints(nullable="NULL" in description),
+                )
+                for name, (type, description) in columns.items()
+            ]
         )
-        for field in schema
-    ]
-    return {"dagster/column_schema": TableSchema(columns)}
+    }
 
 
 def locations_definition() -> Metadata:
     """Name the table of locations and its columns, with their types in Postgres."""
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-    comments = column_comments("file_locations")
-    columns = [
-        TableColumn(
-            column.name,
-            column.type.compile(dialect).partition(" COLLATE")[0].lower(),
-            description=comments[column.name],
-            constraints=TableColumnConstraints(nullable="NULL" in comments[column.name]),
-        )
-        for column in FILE_LOCATIONS.columns
-    ]
     return {
         "dagster/table_name": "public.file_locations",
-        "dagster/column_schema": TableSchema(columns),
+        **table_definition(described_columns("file_locations")),
     }
 
 
 def plan_lineage(inventory: AssetKey) -> Metadata:
     """Return the columns of a plan that come from its inventory."""
-    return _lineage(inventory, {name: name for name in SNAPSHOT_SCHEMA.names})
+    return _lineage(inventory, {name: name for name in INVENTORY_COLUMNS})
 
 
 def locations_lineage(plan: AssetKey) -> Metadata:
@@ -239,6 +238,9 @@ def plan_metadata(
 
     The store charges for `copies` of each chunk.
     """
+    from caf_pipeline.inventory.plan import OBJECTS_FILE
+    from caf_pipeline.steps.preview import difference
+
     chunks = report.chunks
     charged = copies * sum(chunk.expected_size_bytes for chunk in chunks)
     shown: Metadata = {
@@ -343,6 +345,8 @@ def histogram_metadata(sizes: Sequence[SizeStep]) -> MetadataValue:
 
     It must be a Markdown image, not HTML, with fewer than 1,000 characters.
     """
+    from caf_pipeline.inventory.plan_statistics import histogram_svg
+
     encoded = histogram_svg(sizes).replace("<", "%3C").replace(">", "%3E")
     return MetadataValue.md(f"![object sizes](<data:image/svg+xml,{encoded}>)")
 

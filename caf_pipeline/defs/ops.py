@@ -18,7 +18,6 @@ from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.naming import PACK, S3_POOL, SEAL, UPLOAD_POOL, op_name, s3_key, source_of
 from caf_pipeline.records import posting_of
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.steps import chunk_steps
 
 Op = Any
 """Dagster exports no type for the result of `alias`."""
@@ -31,13 +30,13 @@ def packing_ops(source: str) -> Sequence[Op]:
             source,
             "caf_load_batch",
             "Read the chunk's part of the plan and check that the chunk can be packed.",
-            chunk_steps.load_batch,
+            _load,
         ),
         _step(
             source,
             PACK,
             "Read the objects from S3 into one CAF file in staging.",
-            chunk_steps.pack_chunk,
+            _pack,
             pool=S3_POOL,
             resources=EVERY_STEP | {s3_key(source)},
         ),
@@ -59,13 +58,13 @@ def storing_ops(source: str) -> Sequence[Op]:
             "caf_post_file",
             "Announce the chunk to the store. If the store already has its root from us, this is "
             "free.",
-            chunk_steps.post_file,
+            _post,
         ),
         _step(
             source,
             "caf_upload_chunk",
             "Send the staged file to one provider for each copy.",
-            chunk_steps.upload_chunk,
+            _upload,
             lambda report, _: metadata.upload_metadata(report),
             pool=UPLOAD_POOL,
         ),
@@ -88,7 +87,7 @@ def locating_ops(source: str) -> Sequence[Op]:
             "caf_load_locations",
             "Write one location row for each object and mark the chunk `located`, in one "
             "transaction.",
-            chunk_steps.load_locations,
+            _locate,
         ),
         _step(
             source,
@@ -140,12 +139,46 @@ def _step(
     return step.alias(name)
 
 
+def _load(run_context: RunContext, chunk: str) -> object:
+    from caf_pipeline.steps import chunk_steps
+
+    return chunk_steps.load_batch(run_context, chunk)
+
+
+def _pack(run_context: RunContext, chunk: str) -> object:
+    from caf_pipeline.steps import chunk_steps
+
+    return chunk_steps.pack_chunk(run_context, chunk)
+
+
+def _post(run_context: RunContext, chunk: str) -> object:
+    from caf_pipeline.steps import chunk_steps
+
+    return chunk_steps.post_file(run_context, chunk)
+
+
+def _upload(run_context: RunContext, chunk: str) -> object:
+    from caf_pipeline.steps import chunk_steps
+
+    return chunk_steps.upload_chunk(run_context, chunk)
+
+
+def _locate(run_context: RunContext, chunk: str) -> object:
+    from caf_pipeline.steps import chunk_steps
+
+    return chunk_steps.load_locations(run_context, chunk)
+
+
 def _seal(run_context: RunContext, chunk: str) -> metadata.Metadata:
+    from caf_pipeline.steps import chunk_steps
+
     report = chunk_steps.seal_chunk(run_context, chunk)
     return metadata.seal_metadata(report, run_context.ledger.chunks.recipients(chunk))
 
 
 def _verify(run_context: RunContext, chunk: str) -> metadata.Metadata:
+    from caf_pipeline.steps import chunk_steps
+
     report = chunk_steps.verify_stored(run_context, chunk)
     urls: Mapping[str, str] = {}
     with suppress(CafError):  # the chunk is verified, and the link is only for people
@@ -154,6 +187,8 @@ def _verify(run_context: RunContext, chunk: str) -> metadata.Metadata:
 
 
 def _release(run_context: RunContext, chunk: str) -> metadata.Metadata:
+    from caf_pipeline.steps import chunk_steps
+
     released = chunk_steps.release_staging(run_context, chunk)
     chunks = run_context.ledger.chunks
     return metadata.locations_metadata(

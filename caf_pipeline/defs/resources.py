@@ -16,7 +16,6 @@ from dagster import (
     multi_or_in_process_executor,
 )
 from pydantic import PrivateAttr
-from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline import wiring
 from caf_pipeline.asset_keys import DEFAULT_KEYS, AssetKeys
@@ -184,6 +183,8 @@ class RunResource(ConfigurableResource["RunResource"]):
             self._retry.enter_context(wait)
 
     def _log(self, line: str) -> None:
+        from sqlalchemy.exc import SQLAlchemyError
+
         # Dagster's storage may be away; showing waits must not fail the run.
         with suppress(DagsterError, SQLAlchemyError, OSError):
             if self._step:

@@ -45,12 +45,9 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.records import LeaseRecord, chunk_of_lease
 from caf_pipeline.ledger.tables import CAF_FILES, LEASES
-from caf_pipeline.records import Lease
+from caf_pipeline.records import LEASE_SECONDS, Lease
 from caf_pipeline.system.processes import Holder, is_alive
 from caf_pipeline.waits import Waits
-
-LEASE_SECONDS: Final = 30.0
-"""Longer than a failover of the database. A run waits as long after a crash elsewhere."""
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
 

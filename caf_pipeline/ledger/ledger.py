@@ -1,28 +1,19 @@
-"""The ledger: one Postgres database with an object for each topic, e.g. `ledger.leases`."""
+"""The ledger: one Postgres database with an object for each topic, e.g. `ledger.leases`.
 
-from caf_pipeline.ledger.chunk_moves import ChunkMoves
-from caf_pipeline.ledger.chunks import Chunks
-from caf_pipeline.ledger.claims import FailedReads, Skips
-from caf_pipeline.ledger.current_content import CurrentContent
-from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.engine import LedgerEngine
-from caf_pipeline.ledger.export import Exports
-from caf_pipeline.ledger.import_chunk import ChunkImport
-from caf_pipeline.ledger.leases import LEASE_SECONDS, Leases
-from caf_pipeline.ledger.lookup import Lookup
-from caf_pipeline.ledger.notices import Notices
-from caf_pipeline.ledger.runs import Controls, LaunchableChunks, Progress, Staging, StrayRows
-from caf_pipeline.ledger.sources import Plans, SourceRemoval, Sources
-from caf_pipeline.ledger.stores import (
-    ChainListings,
-    FolderStores,
-    ProviderRecords,
-    Replicas,
-    StoragePlans,
-)
-from caf_pipeline.ledger.transactions import TransactionLog
-from caf_pipeline.system.processes import Holder
-from caf_pipeline.waits import Waits
+Opening a ledger loads the topics and SQLAlchemy, since many modules import the class as a type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from caf_pipeline.records import LEASE_SECONDS
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.database import Database
+    from caf_pipeline.ledger.transactions import TransactionLog
+    from caf_pipeline.system.processes import Holder
+    from caf_pipeline.waits import Waits
 
 
 class Ledger:
@@ -36,6 +27,32 @@ class Ledger:
         self, database: Database, *, store: str = "jackal", lease_seconds: float = LEASE_SECONDS
     ) -> None:
         """Does not connect. `store`: a kind of the settings."""
+        from caf_pipeline.ledger.chunk_moves import ChunkMoves
+        from caf_pipeline.ledger.chunks import Chunks
+        from caf_pipeline.ledger.claims import FailedReads, Skips
+        from caf_pipeline.ledger.current_content import CurrentContent
+        from caf_pipeline.ledger.engine import LedgerEngine
+        from caf_pipeline.ledger.export import Exports
+        from caf_pipeline.ledger.import_chunk import ChunkImport
+        from caf_pipeline.ledger.leases import Leases
+        from caf_pipeline.ledger.lookup import Lookup
+        from caf_pipeline.ledger.notices import Notices
+        from caf_pipeline.ledger.runs import (
+            Controls,
+            LaunchableChunks,
+            Progress,
+            Staging,
+            StrayRows,
+        )
+        from caf_pipeline.ledger.sources import Plans, SourceRemoval, Sources
+        from caf_pipeline.ledger.stores import (
+            ChainListings,
+            FolderStores,
+            ProviderRecords,
+            Replicas,
+            StoragePlans,
+        )
+
         self.database = database
         self._engine = engine = LedgerEngine(database)
         self._lease_seconds = lease_seconds
@@ -72,4 +89,6 @@ class Ledger:
         self._engine.close()
 
     def transactions(self, holder: Holder) -> TransactionLog:
+        from caf_pipeline.ledger.transactions import TransactionLog
+
         return TransactionLog(self._engine, holder, lease_seconds=self._lease_seconds)

@@ -6,17 +6,20 @@ and their lock are one transaction: a killed process leaves nothing, and a trans
 pgbouncer may be in between.
 """
 
+from __future__ import annotations
+
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
-
-import psycopg
+from typing import TYPE_CHECKING, Any, Final
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
+
+if TYPE_CHECKING:
+    import psycopg
 
 _LOCK: Final = 0x6361665F73716C  # any number that no other user of the database takes: "caf_sql"
 
@@ -35,6 +38,10 @@ _PRESENT: Final = """
         to_regclass('caf_files') IS NOT NULL AS has_chunks
 """
 _HERE: Final = Path(__file__).resolve().parents[1]
+
+
+_TYPES: Final = {"timestamptz": "timestamp with time zone"}
+"""Names of types in Postgres' information_schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +70,15 @@ def schema_files(folder: Path | None = None) -> list[SchemaFile]:
     ]
 
 
-def column_comments(table: str) -> dict[str, str]:
-    """Return the comments of a table's columns, as far as each is on one line of `sql/`."""
-    comment = re.compile(rf"COMMENT ON COLUMN {table}\.(\w+) IS\s+'(.*)';")
+def described_columns(table: str) -> dict[str, tuple[str, str]]:
+    """Return type and comment of a table's columns, as far as each is on one line of `sql/`."""
+    text = "".join(file.text.decode() for file in schema_files())
+    (created,) = re.findall(rf"CREATE TABLE {table} \(\n(.*?)^\);", text, re.MULTILINE | re.DOTALL)
+    comments = re.findall(rf"COMMENT ON COLUMN {table}\.(\w+) IS\s+'(.*)';", text)
+    types: dict[str, str] = dict(re.findall(r"^    ([a-z]\w*) +([a-z]+)", created, re.MULTILINE))
     return {
-        name: text.replace("''", "'")
-        for file in schema_files()
-        for name, text in comment.findall(file.text.decode())
+        name: (_TYPES.get(types[name], types[name]), comment.replace("''", "'"))
+        for name, comment in comments
     }
 
 
@@ -94,6 +103,8 @@ def make_tables(
         LedgerError: other files made the tables.
         LedgerUnreachable: another process needs longer than `lock_timeout`.
     """
+    from psycopg.errors import LockNotAvailable
+
     files = schema_files(folder)
     if not _missing(connection, files, hint):
         return []
@@ -101,7 +112,7 @@ def make_tables(
         connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
         try:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-        except psycopg.errors.LockNotAvailable as error:
+        except LockNotAvailable as error:
             raise LedgerUnreachable(
                 "another process makes the tables of the database",
                 hint="start this again when that process has ended",

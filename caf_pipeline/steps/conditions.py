@@ -9,8 +9,10 @@ from typing import Final
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.settings import AlertSettings, SourceSettings
-from caf_pipeline.steps.inventories import MAX_REPORT_AGE
 from caf_pipeline.system.quantities import counted, show_age
+
+MAX_REPORT_AGE: Final = timedelta(days=9)
+"""A week between two inventory reports, plus the 48 hours that S3 takes for one."""
 
 
 class ConditionKind(StrEnum):

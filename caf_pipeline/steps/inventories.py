@@ -29,6 +29,7 @@ from caf_pipeline.ledger.records import (
 from caf_pipeline.records import Lease
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.source.protocol import InventoryReport, LastPage, ReportCounts
+from caf_pipeline.steps.conditions import MAX_REPORT_AGE
 from caf_pipeline.steps.list_source import (
     ListingStart,
     ListingTerms,
@@ -45,9 +46,6 @@ WHOLE_KEPT: Final = 3
 
 PARTIAL_KEPT: Final = 20
 """Partial or damaged snapshots; a sensor may take many."""
-
-MAX_REPORT_AGE: Final = timedelta(days=9)
-"""A week between two reports, plus the 48 hours that S3 takes for one."""
 
 REPORTS_TRIED: Final = 3
 """Reports opened to find a new one, since folders may have other times."""

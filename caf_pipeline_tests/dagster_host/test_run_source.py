@@ -25,7 +25,7 @@ from caf_pipeline.dagster_host.summary import (
     exit_status,
     sentence,
 )
-from caf_pipeline.defs import assets, failures, ops
+from caf_pipeline.defs import failures, ops
 from caf_pipeline.defs.resources import attempt_step
 from caf_pipeline.errors import (
     BucketMissing,
@@ -40,7 +40,7 @@ from caf_pipeline.inventory.objects import SkipReason, object_version
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.settings import Settings, StoreSettings
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.directory import MARKER
 from caf_pipeline.system.processes import this_process
 from caf_pipeline.system.quantities import show_time
@@ -529,7 +529,7 @@ def test_a_second_ctrl_c_during_the_first_ends_the_run(pipeline, run, monkeypatc
         attempts.append(1)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(assets.inventories, "take_inventory", interrupted)
+    monkeypatch.setattr(inventories, "take_inventory", interrupted)
     monkeypatch.setattr(
         failures.instance_calls,
         "report_run_canceling",

@@ -96,6 +96,35 @@ print([name for name in before if before[name] != after[name]])
 """
 
 
+LOADED = """
+import sys
+import dagster
+
+before = set(sys.modules)
+from caf_pipeline.component import S3ArchiveComponent
+from caf_pipeline.defs.build import build_own_defs
+from caf_pipeline.defs.object_reader import ObjectReader
+from caf_pipeline.settings import Settings, SourceSettings
+
+source = SourceSettings(bucket="b", automatic=True)
+build_own_defs(Settings(sources={"a": source})).get_repository_def()
+print(*{name.partition(".")[0] for name in set(sys.modules) - before})
+"""
+SLOW = {
+    *("alembic", "awscrt", "boto3", "botocore", "cryptography", "dagster_aws", "duckdb", "fsspec"),
+    *("httpx", "msgspec", "numpy", "pandas", "psycopg", "pyarrow", "rich", "sqlalchemy"),
+}
+
+
+def test_loading_the_definitions_loads_no_slow_library():
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "caf_pipeline" in loaded
+    assert not loaded & SLOW
+
+
 def test_loading_changes_nothing_in_the_process():
     done = subprocess.run(
         [sys.executable, "-c", SIDE_EFFECTS], capture_output=True, text=True, check=True

@@ -8,7 +8,12 @@ import pytest
 from dagster import AssetKey, TableMetadataValue
 
 from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.metadata import INVENTORY_COLUMNS, PLAN_COLUMNS
 from caf_pipeline.formats import age
+from caf_pipeline.inventory.plan import PLAN_SCHEMA
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
+from caf_pipeline.ledger.sql_files import described_columns
+from caf_pipeline.ledger.tables import FILE_LOCATIONS
 from caf_pipeline.naming import ASSETS
 from caf_pipeline.settings import EncryptionSettings, Settings, SourceSettings
 from caf_pipeline_tests.support.pipeline_runs import SOURCE, with_settings, with_source
@@ -32,6 +37,21 @@ def of_store(kind):
 def test_every_column_has_a_description(name):
     shown = of_store("jackal").get(AssetKey([SOURCE, name])).metadata
     assert all(column.description for column in shown["dagster/column_schema"].columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "schema"), [(INVENTORY_COLUMNS, SNAPSHOT_SCHEMA), (PLAN_COLUMNS, PLAN_SCHEMA)]
+)
+def test_described_columns_are_those_of_the_file(columns, schema):
+    assert {name: type for name, (type, _) in columns.items()} == {
+        field.name: str(field.type) for field in schema
+    }
+    nullable = [field.name for field in schema if field.nullable]
+    assert [name for name, (_, text) in columns.items() if "NULL" in text] == nullable
+
+
+def test_described_columns_are_those_of_the_table():
+    assert list(described_columns("file_locations")) == FILE_LOCATIONS.columns.keys()
 
 
 @pytest.mark.parametrize(("store", "kind"), [("jackal", "jackal"), ("directory", "file")])

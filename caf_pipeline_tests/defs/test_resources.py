@@ -2,7 +2,7 @@
 
 import pytest
 from botocore import UNSIGNED
-from dagster import job, op, serialize_value
+from dagster import build_init_resource_context, job, op, serialize_value
 from dagster_aws.s3 import S3Resource
 from pydantic import SecretStr
 
@@ -21,17 +21,19 @@ KEYS = {
 MINE = SourceSettings(bucket="b", endpoint_url="http://127.0.0.1:1", region="eu-south-9", **KEYS)
 
 
+def in_a_step(resource):
+    return resource.create_resource(build_init_resource_context())
+
+
 def test_each_source_has_an_s3_resource_with_its_settings():
     resources = build_defs(
         Settings(sources={"a": MINE, "b-c": SourceSettings(bucket="b", anonymous=True)})
     ).resources
     assert set(resources) == {"caf_ledger", "caf_store", "caf_run", "caf_s3_a", "caf_s3_b_c"}
-    assert isinstance(resources["caf_s3_a"], S3Resource)
-    assert (resources["caf_s3_a"].endpoint_url, resources["caf_s3_a"].region_name) == (
-        "http://127.0.0.1:1",
-        "eu-south-9",
-    )
-    assert resources["caf_s3_a"].path_style
+    s3 = in_a_step(resources["caf_s3_a"])
+    assert isinstance(s3, S3Resource)
+    assert (s3.endpoint_url, s3.region_name) == ("http://127.0.0.1:1", "eu-south-9")
+    assert s3.path_style
     assert resources["caf_s3_b_c"].use_unsigned_session
 
 
@@ -42,7 +44,8 @@ def test_the_values_of_an_s3_resource_make_its_client():
         "max_attempts": 4,
         "use_unsigned_session": True,
     }
-    client = S3SourceResource(source=MINE, endpoint_url="http://127.0.0.1:2", **values).get_client()
+    resource = S3SourceResource(source=MINE, endpoint_url="http://127.0.0.1:2", **values)
+    client = in_a_step(resource).get_client()
     assert (client.meta.endpoint_url, client.meta.region_name) == (
         "http://127.0.0.1:2",
         "af-north-7",
@@ -57,7 +60,7 @@ def test_the_values_of_an_s3_resource_make_its_client():
 )  # of the snapshot itself
 def test_dagster_shows_no_access_keys():
     resource = S3SourceResource.of(MINE)
-    assert resource.get_client()._get_credentials().secret_key == "secret-visible"
+    assert in_a_step(resource).get_client()._get_credentials().secret_key == "secret-visible"
     assert not {name for name in type(resource).model_fields if "key" in name or "token" in name}
     shown = serialize_value(
         RepositorySnap.from_def(build_defs(Settings(sources={"a": MINE})).get_repository_def())

@@ -25,7 +25,7 @@ from dagster import RetryPolicy
 
 from caf_pipeline.cli import main
 from caf_pipeline.cli.opening import opened_ledger
-from caf_pipeline.defs import source_resource
+from caf_pipeline.defs import source_s3
 from caf_pipeline.ledger import embedded
 from caf_pipeline.ledger.embedded import PLACE_VARIABLE
 from caf_pipeline.run_context import RunContext
@@ -127,7 +127,7 @@ class CommandLine:
             )
             for logger in loggers
         ]
-        source_resource._client.cache_clear()  # it has the keys of another environment
+        source_s3._client.cache_clear()  # it has the keys of another environment
         try:
             with (
                 mock.patch.dict(os.environ, self.variables(more), clear=True),
@@ -146,7 +146,7 @@ class CommandLine:
                     level, propagate, disabled, to, filters,
                 )  # fmt: skip
             logging.root.manager._clear_cache()
-            source_resource._client.cache_clear()
+            source_s3._client.cache_clear()
             for folder in set(embedded._opened) - servers:  # as at the end of a process
                 embedded._opened[folder].close()
 
