@@ -143,7 +143,6 @@ def restore(  # noqa: PLR0917 - the command line's options
             waits=Waits(Announcer(note)),
         ) as target,
     ):
-        sums.not_yet_archived, sums.skipped = count_not_archived(lookup, source, prefix)
         unread = lookup.unread_chunks(source)
 
         def take(restored: RestoredObject) -> None:
@@ -161,7 +160,12 @@ def restore(  # noqa: PLR0917 - the command line's options
         else:
             listed = list_objects(lookup, source, prefix, include=include, as_of=moment)
             rows = list_rows(lookup, source, prefix, include=include, as_of=moment)
-        total_bytes = sum(row.size_bytes for row in rows)
+        total_bytes = 0
+        with object_progress(f"counting what to restore of {source}") as advance:
+            sums.not_yet_archived, sums.skipped = count_not_archived(lookup, source, prefix)
+            for row in rows:
+                total_bytes += row.size_bytes
+                advance(row.size_bytes)
         with object_progress(f"restoring {source}", total_bytes) as advance:
             ended = take_all(restore_objects(listed, target), take)
         if not sums.listed:

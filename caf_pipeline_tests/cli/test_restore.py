@@ -94,16 +94,17 @@ def test_every_key_is_restored_and_nothing_outside_the_folder(archived, folder):
 
 
 @pytest.mark.parametrize("options", [[], ["--current"], ["--versions", "all"]])
-def test_progress_knows_the_total_of_the_restore(archived, folder, monkeypatch, options):
-    totals = []
+def test_progress_counts_first_and_then_knows_the_total(archived, folder, monkeypatch, options):
+    shown = []
 
-    def progress(title, total_bytes):
-        totals.append(total_bytes)
+    def progress(title, total_bytes=None):
+        shown.append((title.split()[0], total_bytes))
         return terminal.object_progress(title, total_bytes)
 
     monkeypatch.setattr("caf_pipeline.cli.restore.object_progress", progress)
     assert archived("restore", "src", "some/", str(folder), *options).status == 0
-    assert totals == [sum(len(body) for key, body in BODIES.items() if key.startswith("some/"))]
+    total_bytes = sum(len(body) for key, body in BODIES.items() if key.startswith("some/"))
+    assert shown == [("counting", None), ("restoring", total_bytes)]
 
 
 def test_a_second_restore_writes_only_missing_objects(archived, folder):
