@@ -232,7 +232,7 @@ class LaunchTick:
         if unposted:
             names = {chunk.name for chunk in unposted}
             waiting = self._ask_ledger(
-                partial(chunk_steps.bytes_to_post, ledger, BEGUN_NOT_POSTED, beside=names)
+                partial(chunk_steps.one_copy_bytes, ledger, BEGUN_NOT_POSTED, beside=names)
             )
             store_name = f"the folder {self.settings.store.folder}"
             if self.settings.store.kind == "jackal":

@@ -230,6 +230,7 @@ def price(
             charged_bytes=charged,
             days=days,
             price_ujkl=cost.price_ujkl,
+            price_usd=cost.list_usd,
             fees_ujkl=cost.fees_ujkl,
             free_bytes=free,
             missing_bytes=max(0, charged - free),
@@ -237,8 +238,7 @@ def price(
         return
     typer.echo(f"size     {show_size(size_bytes)} in about {counted(chunks, 'chunk')}")
     typer.echo(f"space    {show_size(charged)}, {cost.copies} times the size: every copy counts")
-    priced = f"{cost.priced_as}," if cost.priced_as else "that space"
-    typer.echo(f"price    {show_coins(cost.price_ujkl)} for {priced} for {days} days")
+    typer.echo(f"price    {cost.price_sentence}")
     typer.echo(f"again    every {days} days, as long as you keep the objects")
     typer.echo(f"fees     {show_coins(cost.fees_ujkl)} for the posts, at most")
     typer.echo(f"free     {show_size(free)} of the bought space")

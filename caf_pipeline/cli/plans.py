@@ -37,7 +37,8 @@ from caf_pipeline.ledger.records import PlanRow
 from caf_pipeline.records import Chunk
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import inventories
-from caf_pipeline.steps.preview import PlanEstimate, PlanPreview, preview_plan
+from caf_pipeline.steps.preview import PRICES_OF, PlanEstimate, PlanPreview, preview_plan
+from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.system.quantities import table_lines
 
 SHOWN: Final = 50
@@ -72,8 +73,10 @@ def plan(
     Takes an inventory as `caf run` does, and keeps it. Cuts the objects that no chunk has into
     chunks; nothing is planned or claimed.
 
-    Prices are estimates, from get_price, egress_price and the chain; the time is from the source's
-    last chunks. See docs/explanation/planning.md.
+    Prices are estimates. You pay S3 once, for requests and egress: see the settings get_price and
+    egress_price. You pay Jackal every 30 days, for the space of the plan and of the source's other
+    chunks: the chain states the price. The time is from the source's last chunks. See
+    docs/explanation/planning.md and docs/how-to/sizing.md.
 
     \b
     Example:
@@ -186,7 +189,7 @@ def _print_preview(preview: PlanPreview, *, public: bool) -> None:
             f"{counted(waiting.objects, 'object')}, {show_size(waiting.size_bytes)}, at most until "
             f"{show_time(waiting.until)}"
         )
-    lines |= _estimated(estimate)
+    lines |= _estimated(estimate, preview.archive)
     if planned.objects and not public:
         lines["twice"] = "paid for chunks alone that are lost in staging and at every provider"
     if preview.plans > 1:
@@ -204,7 +207,7 @@ def _print_preview(preview: PlanPreview, *, public: bool) -> None:
     _print_lines(lines | {"warning": preview.warning})
     _print_objects(planned)
     defaults = (
-        "; AWS's list prices of S3 Standard in us-east-1 are the defaults"
+        f"; AWS's list prices of S3 Standard in us-east-1 of {PRICES_OF} are the defaults"
         if estimate.at_aws
         else ""
     )
@@ -219,7 +222,7 @@ def _split(planned: PlanStatistics) -> str:
     return f"{objects} larger than a chunk, over {counted(planned.parts, 'chunk')}, a part each"
 
 
-def _estimated(estimate: PlanEstimate) -> dict[str, str]:
+def _estimated(estimate: PlanEstimate, archive: StorageCost | None) -> dict[str, str]:
     lines = {"chunks": "none"}
     expected = show_size(estimate.expected_bytes)
     if estimate.chunks:
@@ -236,16 +239,21 @@ def _estimated(estimate: PlanEstimate) -> dict[str, str]:
     )
     if estimate.egress_usd and estimate.at_aws:
         lines["egress"] += ", 0 within the bucket’s region"
+        if estimate.storage:
+            lines["egress"] += ", where the upload of each copy is egress instead"
     if storage := estimate.storage:
-        priced = f" of {storage.priced_as}" if storage.priced_as else ""
         lines["storage"] = (
             f"{show_size(storage.charged_bytes)}: {storage.copies} copies of {expected}"
         )
         lines["price"] = (
-            f"{show_coins(storage.price_ujkl)} for {storage.days} days{priced}, and at most "
-            f"{show_coins(storage.fees_ujkl)} of fees once; the space must be paid again every "
-            f"{storage.days} days"
+            f"{storage.price_sentence}, and at most {show_coins(storage.fees_ujkl)} of fees once; "
+            f"the space must be paid again every {storage.days} days"
         )
+        if archive and archive.charged_bytes > storage.charged_bytes:
+            lines["archive"] = (
+                f"{show_size(archive.charged_bytes)} with the source's other chunks: "
+                f"{archive.price_sentence}"
+            )
     elif estimate.storage_unknown:
         lines["storage"] = f"not known: {printable(estimate.storage_unknown)}"
     else:

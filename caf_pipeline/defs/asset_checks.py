@@ -450,7 +450,7 @@ def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
         raise
     plan, now, address = plan_of(reading), reading.read_at, store.wallet.address
     copies, warn_days = run_context.settings.jackal.copies, run_context.settings.jackal.warn_days
-    waiting = copies * chunk_steps.bytes_to_post(run_context.ledger, NOT_POSTED)
+    waiting = copies * chunk_steps.one_copy_bytes(run_context.ledger, NOT_POSTED)
     chunks = run_context.ledger.chunks.list(states=IN_GOOD_STANDING)
     used = (
         plan.used_bytes

@@ -335,6 +335,8 @@ def _estimate_metadata(estimate: PlanEstimate) -> Metadata:
             "storage_days": storage.days,
             "fees_ujkl": storage.fees_ujkl,
         }
+        if storage.list_usd is not None:
+            shown["storage_usd_at_most"] = round(storage.list_usd, 4)
     elif estimate.storage_unknown:
         shown["storage_ujkl"] = f"not known: {estimate.storage_unknown}"
     return shown

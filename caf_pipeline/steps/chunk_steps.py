@@ -8,7 +8,7 @@ During a pause, it waits and keeps its lease.
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,7 +199,7 @@ def _require_admitted(
     try:
         context.store.admit(
             stored_size_bytes=size_bytes,
-            waiting_bytes=bytes_to_post(context.ledger, waiting_in, beside={chunk.name}),
+            waiting_bytes=one_copy_bytes(context.ledger, waiting_in, beside={chunk.name}),
         )
     except ChunkTooLarge as error:
         _withdraw(context, lease, chunk, reason=str(error))
@@ -210,11 +210,15 @@ def _require_admitted(
         ) from error
 
 
-def bytes_to_post(
-    ledger: Ledger, states: Sequence[ChunkState], beside: Collection[str] = ()
+def one_copy_bytes(
+    ledger: Ledger,
+    states: Iterable[ChunkState],
+    beside: Collection[str] = (),
+    *,
+    source: str | None = None,
 ) -> int:
-    """Return the size of one copy of all sources' chunks in these states, without `beside`."""
-    chunks = ledger.chunks.list(states=states)
+    """Return the size of one copy of a source's or all chunks in these states, without `beside`."""
+    chunks = ledger.chunks.list(source, states)
     return sum(
         chunk.stored_size_bytes or chunk.expected_size_bytes
         for chunk in chunks

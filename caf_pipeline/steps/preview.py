@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.chunk_state import NOT_POSTED
+from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, NOT_POSTED
 from caf_pipeline.encryption.identities import (
     SECOND_KEY,
     SINGLE_RECIPIENT,
@@ -39,7 +39,7 @@ from caf_pipeline.records import Chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
-from caf_pipeline.steps.chunk_steps import bytes_to_post
+from caf_pipeline.steps.chunk_steps import one_copy_bytes
 from caf_pipeline.steps.first_plan import refuse_new_archive, refuse_unknown
 from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.system.folder_lock import reading
@@ -49,6 +49,8 @@ GET_PRICE: Final = 0.0004
 
 Source: https://aws.amazon.com/s3/pricing/.
 """
+
+PRICES_OF: Final = "June 2026"
 
 EGRESS_PRICE: Final = 0.09
 """US dollars for 1 GiB to the internet, up to 10 TB a month. Free within a region."""
@@ -104,6 +106,7 @@ class PlanEstimate:
             "charged_bytes": storage.charged_bytes if storage else None,
             "storage_days": storage.days if storage else None,
             "storage_ujkl": storage.price_ujkl if storage else None,
+            "storage_usd": storage.list_usd if storage else None,
             "fees_ujkl": storage.fees_ujkl if storage else None,
             "storage_unknown": self.storage_unknown or None,
             "seconds": self.seconds,
@@ -132,6 +135,8 @@ class PlanPreview:
             and headers will be left out.
         plans: a minimum if several objects are split.
         warning: as in `PlanReport`, or why plan or chunks would be refused.
+        archive: the cost of space for the plan and the source's other chunks. None if unknown or if
+            the store charges nothing.
     """
 
     snapshot: Snapshot
@@ -144,6 +149,7 @@ class PlanPreview:
     plans: int
     warning: str
     estimate: PlanEstimate
+    archive: StorageCost | None
     previous: PlanRow | None
 
     @property
@@ -172,6 +178,9 @@ class PlanPreview:
             "plans": self.plans,
             "warning": self.warning or None,
             **self.estimate.as_json(),
+            "archive_bytes": self.archive.charged_bytes if self.archive else None,
+            "archive_ujkl": self.archive.price_ujkl if self.archive else None,
+            "archive_usd": self.archive.list_usd if self.archive else None,
             "last_plan": None
             if last is None
             else {
@@ -226,6 +235,13 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
         )
         statistics = plan_statistics([files], part_bytes=part_of(context.settings.packing))
         tail = plan.waiting
+        estimate = estimate_plan(
+            context,
+            statistics,
+            plan.chunks,
+            sizes.target_bytes,
+            heads=identified.to_compare_count,
+        )
         skipped = Counter(account.skipped)
         skipped[SkipReason.UNSUPPORTED_KEY] += delta.unsupported_count
         skipped[SkipReason.TOO_LARGE] += plan.too_large_count
@@ -257,13 +273,8 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
                     ],
                 )
             ),
-            estimate=estimate_plan(
-                context,
-                statistics,
-                plan.chunks,
-                sizes.target_bytes,
-                heads=identified.to_compare_count,
-            ),
+            estimate=estimate,
+            archive=_archive_cost(context, estimate),
             previous=planning.last_plan(context),
         )
 
@@ -298,7 +309,7 @@ def _not_posted(context: RunContext, chunks: Sequence[ChunkPlan]) -> str:
     if not chunks:
         return ""
     sizes = [chunk.expected_size_bytes for chunk in chunks]
-    largest, others = max(sizes), bytes_to_post(context.ledger, NOT_POSTED)
+    largest, others = max(sizes), one_copy_bytes(context.ledger, NOT_POSTED)
     try:
         context.store.admit(
             stored_size_bytes=largest,
@@ -350,6 +361,16 @@ def estimate_plan(
         storage_unknown=storage_unknown,
         rate=context.ledger.chunks.archive_rate(context.source),
     )
+
+
+def _archive_cost(context: RunContext, estimate: PlanEstimate) -> StorageCost | None:
+    if estimate.storage is None:
+        return None
+    others = one_copy_bytes(context.ledger, CLAIMING | IN_GOOD_STANDING, source=context.source)
+    try:
+        return context.store.cost(others + estimate.expected_bytes, chunks=0)
+    except StoreError:  # the plan's own price is useful without it
+        return None
 
 
 def prices(settings: SourceSettings) -> tuple[float | None, float | None]:

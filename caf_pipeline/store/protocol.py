@@ -5,6 +5,7 @@ exclusive; times are aware and in UTC.
 """
 
 import hmac
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +14,7 @@ from typing import Final, Protocol
 
 from caf_pipeline.errors import StoredAlready
 from caf_pipeline.records import Copy, PostedFile, PostRecord, TransactionLog
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_coins
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ class StorageCost:
     """The cost of space for some chunks and days.
 
     `charged_bytes` counts every copy. `fees_ujkl` is an upper bound. The price is for
-    `least_bytes`, the smallest amount on sale, if the chunks take less.
+    `least_bytes`, the smallest amount on sale, if the chunks take less. `list_usd` is the same
+    price in US dollars before discounts, None if unknown.
     """
 
     copies: int
@@ -114,15 +116,19 @@ class StorageCost:
     price_ujkl: int
     fees_ujkl: int
     least_bytes: int = 0
+    list_usd: float | None = None
 
     @property
-    def priced_as(self) -> str:
-        """The space that the price is for if the chunks take less; otherwise ""."""
-        return (
-            f"{self.least_bytes:,} bytes, the least that is sold"
-            if 0 < self.charged_bytes < self.least_bytes
-            else ""
-        )
+    def price_sentence(self) -> str:
+        """The price in coins and US dollars, for how long, and for which space if that is more."""
+        usd = "price in USD not known"
+        if self.list_usd is not None:
+            cents = math.ceil(round(self.list_usd * 100, 6))
+            usd = f"at most {cents / 100:,.2f} USD"
+        priced = f"{show_coins(self.price_ujkl)}, {usd}, for {self.days} days"
+        if 0 < self.charged_bytes < self.least_bytes:
+            priced += f" of {self.least_bytes:,} bytes, the least that is sold"
+        return priced
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ def test_the_wallet_shows_used_and_unused_words(caf, tmp_path):
 def test_a_price_counts_every_copy(caf):
     shown = of(caf("jackal", "price", "2GB", "--days", "60", "--json"))
     assert (shown["copies"], shown["charged_bytes"], shown["days"]) == (3, 6 * GB, 60)
-    assert shown["price_ujkl"] > 0
+    assert (shown["price_ujkl"], shown["price_usd"]) == (300_000, pytest.approx(0.06))
     assert shown["missing_bytes"] == 0
     assert "every 60 days" in caf("jackal", "price", "2GB", "--days", "60").out.decode()
 
@@ -187,7 +187,7 @@ def test_a_price_counts_every_copy(caf):
 @pytest.mark.thorough
 def test_a_price_below_the_minimum_names_the_priced_size(source):
     least = "1,000,000,000 bytes, the least that is sold"
-    assert f" for {least}, for 30 days" in source("jackal", "price", "300MB").out.decode()
+    assert f" for 30 days of {least}\n" in source("jackal", "price", "300MB").out.decode()
     assert least not in source("jackal", "price", "400MB").out.decode()
     assert (
         f" for 30 days of {least}, and at most " in source("plan", "src", "--dry-run").out.decode()
@@ -446,8 +446,22 @@ def test_the_wallet_names_the_purchase_before_its_space_ends(source, network):
     assert any(row["space_bytes"] == 2 * GB and row["balance_ujkl"] < COINS for row in account)
 
 
-def test_the_preview_says_that_the_cost_recurs(source):
-    assert "every 30 days" in source("plan", "src").out.decode()
+@pytest.mark.thorough
+def test_the_preview_prices_plan_and_archive_in_money(source, new_bucket):
+    text = source("plan", "src").out.decode()
+    assert "25,000 ujkl (0.03 JKL), at most 0.01 USD, for 30 days" in text
+    assert "every 30 days" in text
+    assert "archive   " not in text
+    archive_source(source)
+    new_bucket.put("new", b"1")
+    text = source("plan", "src").out.decode()
+    assert " MiB with the source's other chunks: 25,000 ujkl" in text
+    shown = of(source("plan", "src", "--json"))
+    assert (shown["storage_usd"], shown["archive_usd"]) == (0.005, 0.005)
+    assert shown["archive_bytes"] > 3 * 2_000_000 > shown["charged_bytes"]
+    text = source("plan", "src", CAF_JACKAL__LCD='["http://127.0.0.1:1"]').out.decode()
+    assert "storage   not known" in text
+    assert "USD" not in text
 
 
 def test_status_shows_when_the_space_ends_and_the_balance(source, network):

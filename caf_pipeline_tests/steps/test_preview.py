@@ -284,13 +284,30 @@ def test_preview_has_storage_price_or_goes_on_without(tmp_path, source, ledger):
         3, 3 * estimate.expected_bytes, 30, 3 * estimate.expected_bytes, 2
     )
     store.answers = False
-    estimate = previewed(context).estimate
-    assert (estimate.storage, estimate.storage_unknown) == (None, "no node answers")
+    result = previewed(context)
+    assert (result.estimate.storage, result.archive) == (None, None)
+    assert result.estimate.storage_unknown == "no node answers"
+
+
+@pytest.mark.parametrize("until", [chunk_steps.pack_chunk, None])
+def test_archive_costs_what_the_source_has_and_the_plan(tmp_path, source, ledger, until):
+    context = a_run_context(tmp_path, source, ledger, store=PricedStore(tmp_path / "store"))
+    result = previewed(context)
+    assert result.archive == replace(result.estimate.storage, fees_ujkl=0)
+    archive_chunk(context, first_chunk(context), until=until)
+    source.bodies["new"] = os.urandom(40_000)
+    result = previewed(context)
+    others = sum(
+        chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in ledger.chunks.list("src")
+    )
+    assert result.estimate.statistics.objects == 1
+    assert result.archive.charged_bytes == 3 * (others + result.estimate.expected_bytes)
 
 
 def test_a_store_that_charges_nothing_has_no_cost(context):
-    estimate = previewed(context).estimate
-    assert (estimate.storage, estimate.storage_unknown) == (None, "")
+    result = previewed(context)
+    assert (result.estimate.storage, result.archive) == (None, None)
+    assert result.estimate.storage_unknown == ""
 
 
 def test_waiting_tail_is_no_part_of_estimate(tmp_path, source, ledger):

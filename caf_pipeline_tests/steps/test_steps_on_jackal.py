@@ -47,7 +47,7 @@ def test_preview_gives_price_of_all_copies_before_post(context):
         LEAST_DAYS,
         context.store.chain.price(LEAST_DAYS, LEAST_BYTES),
     )
-    assert "1,000,000,000 bytes" in estimate.storage.priced_as
+    assert "1,000,000,000 bytes" in estimate.storage.price_sentence
     assert estimate.storage.fees_ujkl > 0
     assert context.ledger.chunks.list("src") == []
 

@@ -57,10 +57,11 @@ PROOF = {"merkle": FILE["merkle"], "owner": OWNER, "start": "7", "last_proven": 
 PLAN = {"spaceAvailable": "9", "spaceUsed": "2", "end": "2030-01-01T00:00:00.123456789Z"}
 SENT = {"code": 0, "codespace": "", "raw_log": ""}
 
+PARAMS = {"params": {"proof_window": "9", "price_per_tb_per_month": "15"}}
 QUERIES = {
     "height": ("blocks/latest", None, lambda chain: chain.height()),
     "block_seconds": ("blocks/1", None, lambda chain: chain.block_seconds()),
-    "params": ("params", {"params": {"proof_window": "9"}}, lambda chain: chain.proof_window()),
+    "params": ("params", PARAMS, lambda chain: chain.proof_window()),
     "account": (
         f"/cosmos/auth/v1beta1/accounts/{OWNER}",
         {"account": {"base_account": {"account_number": "1", "sequence": "2"}}},
@@ -77,6 +78,7 @@ QUERIES = {
         lambda chain: chain.plan(OWNER),
     ),
     "price": ("price_check/30/1000000000", {"price": "7"}, lambda chain: chain.price(30, 10**9)),
+    "list_price": ("params", PARAMS, lambda chain: chain.list_price()),
     "file": (
         f"files/{IN_PATH}/{OWNER}/7",
         {"file": FILE},

@@ -2,10 +2,12 @@
 
 import os
 from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 
 from caf_pipeline.errors import (
+    ChainUnreachable,
     ChunkTooLarge,
     EmptyWallet,
     MnemonicRefused,
@@ -34,6 +36,8 @@ from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store, open_store
 from caf_pipeline_tests.support.memory_log import MemoryLog
+
+TB = 10**12
 
 
 @pytest.fixture
@@ -164,6 +168,27 @@ def test_unreachable_chain_does_not_mean_a_missing_plan(opened):
 
 
 # --- prices and windows ---
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "days", "usd", "ujkl"),
+    [
+        (10 * TB, 0, 150, 750_000_000),
+        (10 * TB, 60, 300, 1_500_000_000),
+        (1, 30, 0.005, 25_000),  # of a GB, the least that is sold
+        (0, 30, 0, 0),
+    ],
+)
+def test_space_costs_coins_and_at_most_the_list_price(store, size_bytes, days, usd, ujkl):
+    cost = store.cost(size_bytes, 0, days)
+    assert (cost.list_usd, cost.price_ujkl) == (pytest.approx(usd), ujkl)
+
+
+@pytest.mark.parametrize("answer", [Mock(return_value=0), Mock(side_effect=ChainUnreachable("?"))])
+def test_cost_in_dollars_is_unknown_without_a_list_price(store, monkeypatch, answer):
+    monkeypatch.setattr(store.chain, "list_price", answer)
+    cost = store.cost(TB, 0)
+    assert (cost.list_usd, cost.price_ujkl) == (None, 75_000_000)
 
 
 def test_chunk_stays_staged_for_the_configured_windows(network, store):

@@ -18,3 +18,6 @@ from typing import Final
 LEAST_DAYS: Final = 30
 LEAST_BYTES: Final = 10**9
 """The smallest purchase; only multiples are sold. Source: canine-chain v5, `MsgBuyStorage`."""
+
+LIST_PRICE_BYTES: Final = 3 * 10**12
+"""The chain's list price is for a TB in three copies. Source: canine-chain v5, `GetStorageCost`."""

@@ -194,6 +194,13 @@ class Chain:
             f"{_STORAGE}/price_check/{days}/{size_bytes}", lambda answer: answer.integer("price")
         )
 
+    def list_price(self) -> int:
+        """Return the US dollars for a TB in three copies and 30 days, before discounts."""
+        return self._get(
+            f"{_STORAGE}/params",
+            lambda answer: answer.object("params").integer("price_per_tb_per_month"),
+        )
+
     def file(self, merkle_root: bytes, owner: str, start: int) -> ChainFile | None:
         """Return the current state of a file.
 

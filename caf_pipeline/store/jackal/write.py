@@ -5,6 +5,7 @@ Source: docs/explanation/jackal.md.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.errors import (
+    ChainUnreachable,
     ChunkTooLarge,
     NoStoragePlan,
     PlanExpired,
@@ -19,7 +21,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.records import Copy, PostedFile, PostRecord, ProviderRecords, TransactionLog
 from caf_pipeline.settings import JackalSettings
-from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
+from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS, LIST_PRICE_BYTES
 from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
 from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
@@ -122,9 +124,16 @@ class JackalStore(JackalReader):
         """Counts a transaction for each post."""
         charged = stored_size_bytes * self.settings.copies
         days = days or LEAST_DAYS
-        price = self.chain.price(days, max(charged, LEAST_BYTES)) if charged else 0
+        sold = max(charged, LEAST_BYTES) if charged else 0
+        price = self.chain.price(days, sold) if sold else 0
+        list_usd = None
+        with suppress(ChainUnreachable):  # the price in coins is useful without it
+            if (list_price := self.chain.list_price()) > 0:
+                list_usd = list_price * sold / LIST_PRICE_BYTES * days / LEAST_DAYS
         fee = math.ceil(post_gas(1) * Fraction(str(self.settings.gas_price)))
-        return StorageCost(self.settings.copies, charged, days, price, chunks * fee, LEAST_BYTES)
+        return StorageCost(
+            self.settings.copies, charged, days, price, chunks * fee, LEAST_BYTES, list_usd
+        )
 
     def staging_hold_seconds(self) -> float:
         windows = self.settings.keep_staged_windows
