@@ -21,6 +21,7 @@ from caf_pipeline.settings_file import add_source, source_name
 
 _DEFS_FOLDER: Final = "defs"
 _DEFS_FILE: Final = "defs.yaml"
+_SUFFIX: Final = ".S3ArchiveComponent"
 
 
 class ArchiveParams(BaseModel):
@@ -73,7 +74,7 @@ def _existing_instance(
     folder = next((path for path in parents if path.name == _DEFS_FOLDER), parents[0])
     for file in sorted(folder.rglob(_DEFS_FILE)):
         for document in yaml.safe_load_all(file.read_text(encoding="utf-8")):
-            if isinstance(document, dict) and document.get("type") == request.type_name:
+            if isinstance(document, dict) and str(document.get("type")).endswith(_SUFFIX):
                 return file, document.get("attributes") or {}
     return None, {}
 

@@ -16,7 +16,7 @@ from caf_pipeline_tests.support.dagster_versions import find_uv, install_dagster
 
 pytestmark = pytest.mark.thorough
 
-TYPE = "caf_pipeline.component.S3ArchiveComponent"
+TYPE = "caf_pipeline.S3ArchiveComponent"
 
 
 @pytest.fixture(scope="module", params=["installed", "oldest", "newest"])

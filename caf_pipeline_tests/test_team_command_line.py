@@ -36,7 +36,7 @@ from pathlib import Path
 
 import pandas
 
-from caf_pipeline.component import S3ArchiveComponent
+from caf_pipeline import S3ArchiveComponent
 
 
 class TeamArchive(S3ArchiveComponent):
