@@ -16,6 +16,8 @@ REPOSITORY_NAME: Final = "__repository__"
 
 PARTITION_TAG: Final = "dagster/partition"
 BACKFILL_TAG: Final = "dagster/backfill"
+SENSOR_TAG: Final = "dagster/sensor_name"
+RUN_KEY_TAG: Final = "dagster/run_key"
 PRIORITY_TAG: Final = "dagster/priority"
 BEFORE_BACKFILLS: Final = {PRIORITY_TAG: "1"}
 """Priority over the up to 100,000 runs of a backfill, which have 0."""

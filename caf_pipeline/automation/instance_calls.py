@@ -7,9 +7,20 @@ call raises a SettingsError.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dagster import AssetCheckKey, DagsterInstance, DagsterRun, RunsFilter
+from dagster import (
+    AssetCheckKey,
+    AssetExecutionContext,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    QueuedRunCoordinator,
+    RunRequest,
+    RunsFilter,
+)
 
 from caf_pipeline.errors import SettingsError
+from caf_pipeline.naming import PARTITION_TAG, RUN_KEY_TAG, SENSOR_TAG
 
 
 def get_runs(
@@ -98,6 +109,51 @@ def ends_dead_runs(instance: DagsterInstance) -> bool:
         _method(instance, "run_monitoring_enabled")
         and _method(launcher, "supports_check_run_worker_health")
     )
+
+
+def may_queue_like(context: AssetExecutionContext, sensor: str) -> bool:
+    """Return whether a sensor of the run's code location is on, and queued runs are started."""
+    origin = context.run.remote_job_origin
+    if origin is None or not isinstance(context.instance.run_coordinator, QueuedRunCoordinator):
+        return False
+    repository = context.repository_def
+    if not repository.has_sensor_def(sensor):
+        return False
+    states = context.instance.all_instigator_state(
+        repository_selector_id=origin.repository_origin.get_selector_id()
+    )
+    status = next((state.status.value for state in states if state.instigator_name == sensor), "")
+    if status in ("RUNNING", "STOPPED"):  # someone switched it in the UI
+        return status == "RUNNING"
+    return repository.get_sensor_def(sensor).default_status is DefaultSensorStatus.RUNNING
+
+
+def queue_run_of_sensor(context: AssetExecutionContext, sensor: str, request: RunRequest) -> bool:
+    """Queue a run in the run's code location; False if the sensor has already created it.
+
+    The run has the tags by which Dagster's daemon recognises it if the sensor requests it, too.
+    """
+    assert request.job_name is not None
+    assert request.partition_key is not None
+    instance, origin, code = (
+        context.instance,
+        context.run.remote_job_origin,
+        context.run.job_code_origin,
+    )
+    assert origin is not None
+    tags = {**request.tags, PARTITION_TAG: request.partition_key, SENSOR_TAG: sensor}
+    if request.run_key:
+        tags[RUN_KEY_TAG] = request.run_key
+        if get_runs(instance, RunsFilter(tags={RUN_KEY_TAG: request.run_key}), limit=1):
+            return False
+    instance.create_run_for_job(
+        context.repository_def.get_job(request.job_name),
+        status=DagsterRunStatus.QUEUED,  # a killed process leaves no run that is never submitted
+        tags=tags,
+        remote_job_origin=type(origin)(origin.repository_origin, request.job_name),
+        job_code_origin=code and type(code)(request.job_name, code.repository_origin),
+    )
+    return True
 
 
 def _event_log(instance: DagsterInstance) -> Any:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""One tick of the sensor that launches chunks."""
+"""One tick of the sensor that launches chunks, and the same for a source that a run has planned."""
 
 import json
 from collections import defaultdict
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
-from dagster import RunRequest, SensorEvaluationContext, SensorResult, SkipReason
+from dagster import RunRequest, SensorResult, SkipReason
 
 from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation.launching import (
@@ -20,7 +20,7 @@ from caf_pipeline.automation.launching import (
     select_chunks,
 )
 from caf_pipeline.automation.pod_size import pod_tags
-from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
+from caf_pipeline.automation.tick import TickContext, TickResult, ask_in_time, pause_reason
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
 from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
@@ -85,13 +85,25 @@ class LaunchCursor:
 class LaunchTick:
     """One tick of the sensor; `notes` are about chunks and sources that are held back."""
 
-    context: SensorEvaluationContext
+    context: TickContext
     settings: Settings
     deadline: Deadline
     keys: AssetKeys
     notes: list[str] = field(default_factory=list)
 
-    def result(self) -> TickResult:
+    def requests_of(self, source: str) -> list[RunRequest]:
+        """Return runs of this source's chunks that `result` would request. Raises Overdue."""
+        ledger: Ledger = self._ask_ledger(self.context.resources.caf_ledger.get)
+        if self._ask_ledger(partial(pause_reason, ledger)):
+            return []
+        if source not in self._launched_sources(ledger):
+            return []
+        page = self._ask_ledger(lambda: ledger.launchable.chunks({source: 0}, PAGE))
+        backfills = Backfills(self.context.instance, self.keys)
+        selections, _ = self._select({source: page} if page else {}, backfills, source)
+        return self._requests(ledger, selections.values())
+
+    def result(self, cursor_written: str | None) -> TickResult:
         """Launch, park and audit what is due. Raises Overdue if the ledger is late."""
         instance = self.context.instance
         ledger: Ledger = self._ask_ledger(self.context.resources.caf_ledger.get)
@@ -100,7 +112,7 @@ class LaunchTick:
         backfills = Backfills(instance, self.keys)
         give_up_lost_retries(instance, backfills.ids, self.settings.sources, self.keys)
         end_unsubmitted_runs(instance, self.settings.sources)
-        cursor, sources = LaunchCursor.read(self.context.cursor), self._launched_sources(ledger)
+        cursor, sources = LaunchCursor.read(cursor_written), self._launched_sources(ledger)
         after = {source: cursor.after.get(source, 0) for source in sources}
         pages: defaultdict[str, list[LaunchableChunk]] = defaultdict(list)
         for chunk in self._ask_ledger(lambda: ledger.launchable.chunks(after, PAGE)):
@@ -121,23 +133,7 @@ class LaunchTick:
                 for source in audits_due(instance, idle, located, self.keys)
             ]
         # The store comes last: if it hangs, no time is left.
-        launch = self._admitted(
-            ledger, [chunk for selection in selections.values() for chunk in selection.launch]
-        )
-        # The run of a plan adds partitions, but may have been killed before.
-        names: defaultdict[str, list[str]] = defaultdict(list)
-        for chunk in launch:
-            names[chunk.source].append(chunk.name)
-        for source, source_names in names.items():
-            instance.add_dynamic_partitions(partitions_name(source), source_names)
-        requests = [
-            RunRequest(
-                job_name=job_name(chunk.source, "archive"),
-                partition_key=chunk.name,
-                tags={**BEFORE_BACKFILLS, **pod_tags(instance, self.settings, chunk.size_bytes)},
-            )
-            for chunk in launch
-        ] + audits
+        requests = self._requests(ledger, selections.values()) + audits
         written = LaunchCursor(
             {source: number for source, number in next_after.items() if number}, next_source
         ).written()
@@ -149,6 +145,30 @@ class LaunchTick:
         waiting = sum(selection.waiting for selection in selections.values())
         counts = f"{active} under way, {waiting} waiting, {parked} parked now, none to launch."
         return SensorResult(skip_reason=" ".join([counts, *self.notes]), cursor=written)
+
+    def _requests(self, ledger: Ledger, selections: Iterable[ChunkSelection]) -> list[RunRequest]:
+        selections, instance = list(selections), self.context.instance
+        run_keys: dict[str, str | None] = {}
+        for selection in selections:
+            run_keys |= selection.run_keys
+        launch = self._admitted(
+            ledger, [chunk for selection in selections for chunk in selection.launch]
+        )
+        # The run of a plan adds partitions, but may have been killed before.
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for chunk in launch:
+            names[chunk.source].append(chunk.name)
+        for source, source_names in names.items():
+            instance.add_dynamic_partitions(partitions_name(source), source_names)
+        return [
+            RunRequest(
+                run_key=run_keys[chunk.name],
+                job_name=job_name(chunk.source, "archive"),
+                partition_key=chunk.name,
+                tags={**BEFORE_BACKFILLS, **pod_tags(instance, self.settings, chunk.size_bytes)},
+            )
+            for chunk in launch
+        ]
 
     def _open(self, source: str) -> RunContext:
         run_context: RunContext = self.context.resources.caf_run.open(self.context, source)

@@ -67,6 +67,8 @@ class ChunkSelection:
 
     Attributes:
         launch: the oldest first.
+        run_keys: of the chunks in `launch`. A chunk's key changes with its latest run, so that two
+            decisions at the same time lead to one run. None if its latest run is not known.
         give_up: chunks to park.
         active: queued and started runs.
         waiting: for a backfill or their back-off.
@@ -74,6 +76,7 @@ class ChunkSelection:
     """
 
     launch: list[LaunchableChunk] = field(default_factory=list)
+    run_keys: dict[str, str | None] = field(default_factory=dict)
     give_up: list[LaunchableChunk] = field(default_factory=list)
     active: int = 0
     waiting: int = 0
@@ -113,6 +116,7 @@ def select_chunks(
     if room <= 0:
         return selection
     runs = runs_of(instance, [chunk.name for chunk in page])
+    all_read = sum(map(len, runs.values())) < RUNS_READ
     for chunk in page:
         records = runs.get(chunk.name, ())
         if chunk.held or any(record.dagster_run.status in UNFINISHED for record in records):
@@ -131,6 +135,8 @@ def select_chunks(
             selection.waiting += 1
         else:
             selection.launch.append(chunk)
+            latest = records[0].dagster_run.run_id if records else "no run"
+            selection.run_keys[chunk.name] = f"{chunk.name} after {latest}" if all_read else None
     under_way = [chunk for chunk in page if chunk.state in UNDER_WAY]
     if len(under_way) == PAGE and len(selection.launch) < room:
         selection.next_after = under_way[-1].caf_file_id

@@ -1,19 +1,24 @@
 """Helpers for sensor ticks."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from dagster import SensorEvaluationContext, SensorResult, SkipReason
+from dagster import AssetExecutionContext, SensorEvaluationContext, SensorResult, SkipReason
 
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.system.deadline import Deadline
 
 TickResult = SensorResult | SkipReason
+TickContext = SensorEvaluationContext | AssetExecutionContext
+
+TICK_SECONDS: Final = 15.0
+"""Deadline for a tick's requests to servers. The whole tick takes less than 20 s."""
+
 T = TypeVar("T")
 
 
 def ask_in_time(
-    context: SensorEvaluationContext, deadline: Deadline, whom: str, question: Callable[[], T]
+    context: TickContext, deadline: Deadline, whom: str, question: Callable[[], T]
 ) -> T:
     """Return the result of `question`, or raise Overdue; see `Deadline.ask`.
 

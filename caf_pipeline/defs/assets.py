@@ -28,11 +28,11 @@ from dagster import (
 )
 from pydantic import Field
 
-from caf_pipeline.asset_keys import AssetKeys
+from caf_pipeline.automation.plan_launch import launch_planned
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
-from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
+from caf_pipeline.defs.resources import EVERY_STEP, RunResource, attempt_step
 from caf_pipeline.errors import UsageError
 from caf_pipeline.naming import (
     COMMAND_TAG,
@@ -340,7 +340,9 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
 
         shown = attempt_step(context, source, cut)
         if shown is not None:
-            keys: AssetKeys = context.resources.caf_run.asset_keys
+            run: RunResource = context.resources.caf_run
+            keys = run.asset_keys
+            launch_planned(context, run.settings, source, keys)
             shown |= metadata.plan_lineage(keys.key(source, "s3_inventory"))
             yield MaterializeResult(metadata=shown, data_version=PLAN_VERSION)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from dagster import AssetSpec, Definitions, JobDefinition, in_process_executor
 
 from caf_pipeline.asset_keys import AssetKeys
+from caf_pipeline.automation.tick import TICK_SECONDS
 from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.jobs import source_jobs
@@ -14,7 +15,6 @@ from caf_pipeline.defs.resources import Execute, build_resources, run_step
 from caf_pipeline.defs.restore_job import restore_job
 from caf_pipeline.defs.schedules import ScheduledJob, prune_schedule, source_schedules
 from caf_pipeline.defs.sensors import (
-    TICK_SECONDS,
     alert_sensor,
     dead_runs_sensor,
     launching_sensor,

@@ -1,10 +1,12 @@
 """Sensors: plan new objects, launch chunks, end dead runs, send alerts.
 
-A `run_key` would deduplicate for ever. A lost cursor loses nothing. Requests have a deadline,
-because Dagster's daemon ends a tick after 60 s without reporting what it waited for.
+A `run_key` deduplicates for ever, so a chunk's key changes with its latest run. A lost cursor loses
+nothing. Requests have a deadline, because Dagster's daemon ends a tick after 60 s without reporting
+what it waited for.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 from dagster import (
@@ -22,7 +24,7 @@ from caf_pipeline.automation.alerting import AlertTick
 from caf_pipeline.automation.dead_runs import free_slots_of_ended_runs, reap_dead_runs
 from caf_pipeline.automation.launch_tick import LaunchTick
 from caf_pipeline.automation.new_objects_tick import PART_PAGES, NewObjectsTick, pages_of_events
-from caf_pipeline.automation.tick import TickResult
+from caf_pipeline.automation.tick import TICK_SECONDS, TickResult
 from caf_pipeline.defs.evaluations import due_observations, observe, report_conditions
 from caf_pipeline.defs.failed_partitions import failed_partitions, report_located
 from caf_pipeline.defs.resources import EVERY_STEP
@@ -52,9 +54,6 @@ ALERT_SECONDS: Final = 300
 
 DEAD_RUNS_SECONDS: Final = 60
 """A tick reads the unfinished runs of the whole instance."""
-
-TICK_SECONDS: Final = 15.0
-"""Deadline for a tick's requests to servers. The whole tick takes less than 20 s."""
 
 
 def _result(decide: Callable[[], TickResult], afterwards: str) -> TickResult:
@@ -143,7 +142,7 @@ def launching_sensor(
     def launch_chunks(context: SensorEvaluationContext) -> TickResult:
         tick = LaunchTick(context, settings, Deadline(tick_seconds), keys)
         return _result(
-            tick.result,
+            partial(tick.result, context.cursor),
             "Nothing was launched; the next tick tries again, and runs under way go on.",
         )
 

@@ -10,6 +10,11 @@ from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    InstigatorType,
+)
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster._core.storage.tags import GRPC_INFO_TAG, TagType, get_tag_type
