@@ -131,7 +131,7 @@ def may_queue_like(context: AssetExecutionContext, sensor: str) -> bool:
 def queue_run_of_sensor(context: AssetExecutionContext, sensor: str, request: RunRequest) -> bool:
     """Queue a run in the run's code location; False if the sensor has already created it.
 
-    The run has the tags by which Dagster's daemon recognises it if the sensor requests it, too.
+    Dagster's daemon recognises the run by its tags if the sensor requests it, too.
     """
     assert request.job_name is not None
     assert request.partition_key is not None

@@ -1,6 +1,7 @@
-"""`caf init`: the first caf.toml."""
+"""`caf init`: the first caf.toml, and files for Celery and Kubernetes."""
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from caf_pipeline.settings import CONFIG_VARIABLE, DEFAULT_CONFIG, load_settings
 from caf_pipeline.settings_errors import check_option
 from caf_pipeline.settings_file import first_settings, source_name
 from caf_pipeline.system.atomic_files import sync_file, sync_folder
+from caf_pipeline.system.package_files import package_file
 
 _IDENTITY_FILE: Final = "identity.txt"
 _STORE_FOLDER: Final = ".caf/store"
@@ -64,6 +66,12 @@ def init(
             help="The words of your wallet, for Jackal. By default a wallet is made.",
         ),
     ] = "",
+    celery: Annotated[
+        bool, typer.Option("--celery", help="Write files for Celery workers to deploy/celery.")
+    ] = False,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="Write files for pods to deploy/kubernetes.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; needs --bucket.")] = False,
 ) -> None:
     r"""Write a caf.toml for a bucket, and make its keys.
@@ -73,18 +81,28 @@ def init(
     Jackal, the words of a new wallet go to jackal-wallet. Both have mode 600. Nothing is
     overwritten or bought, and no network is used.
 
+    Only the files of deploy are written if --celery or --kubernetes is given without --bucket.
+
     \b
     Example:
       caf init --bucket my-photos --store directory --yes
 
     \b
     Exit status: 8
-      0  caf.toml is written.
+      0  The files are written.
       2  One of the files exists, a value is missing, or options exclude each other.
       3  A value is wrong.
     """
     path, identity_path = Path(DEFAULT_CONFIG), Path(_IDENTITY_FILE)
     exclusive(public=public, recipient=recipient)
+    examples = {"deploy/celery": celery, "deploy/kubernetes": kubernetes}
+    folders = [folder for folder, is_wanted in examples.items() if is_wanted]
+    for folder in folders:
+        if os.path.lexists(folder):
+            raise UsageError(f"{folder} exists.", hint="Use its files, or another folder.")
+    if folders and not bucket:
+        _copy(folders)
+        return
     if os.path.lexists(path):
         raise _exists(path)
     asks = not yes and sys.stdin.isatty()
@@ -127,6 +145,7 @@ def init(
         mnemonic_file=WALLET_FILE if makes_wallet else mnemonic_file,
     )
     made, address = _write(path, text, identity, makes_wallet=makes_wallet)
+    _copy(folders)
     _say_what_is_next(source, store, made, address)
 
 
@@ -165,6 +184,12 @@ def _write(
         unfinished.unlink(missing_ok=True)
     sync_folder(path.parent)
     return made, address
+
+
+def _copy(folders: Sequence[str]) -> None:
+    for folder in folders:
+        shutil.copytree(package_file(folder), folder)
+        typer.echo(f"{folder} has files; docs/how-to/{Path(folder).name}.md says what to do")
 
 
 def _exists(path: Path) -> UsageError:

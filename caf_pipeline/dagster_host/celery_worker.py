@@ -26,7 +26,7 @@ def celery_app() -> Celery:
     if not isinstance(launcher, CheckedCeleryRunLauncher):
         raise SettingsError(
             f"the run launcher of {home}/dagster.yaml is not {CheckedCeleryRunLauncher.__name__}",
-            hint="replace it by a copy of deploy/celery/dagster.yaml",
+            hint="replace it by deploy/celery/dagster.yaml, which `caf init --celery` writes",
         )
     create_execute_job_task(launcher.celery)
     return launcher.celery

@@ -10,14 +10,11 @@ from typing import Final
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE, team_project
 from caf_pipeline.errors import CafError, SettingsError, with_hint
 from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.system.package_files import PACKAGE, package_file
 from caf_pipeline.system.secret_files import make_private, owner_of
 
 INSTANCE_FILE: Final = "dagster.yaml"
 WORKSPACE_FILE: Final = "workspace.yaml"
-
-_PACKAGE: Final = Path(__file__).resolve().parents[1]
-_FOLDERS: Final = (_PACKAGE.parent, _PACKAGE)
-"""Beside the package in a checkout, inside it in a wheel."""
 
 
 def dagster_home(settings: Settings) -> Path:
@@ -48,12 +45,7 @@ def prepare_dagster_home(settings: Settings) -> Path:
         make_private(folder)
         for name in (INSTANCE_FILE, WORKSPACE_FILE):
             link = folder / name
-            target = next((path / name for path in _FOLDERS if (path / name).is_file()), None)
-            if target is None:
-                raise SettingsError(
-                    f"{name} is neither in {_FOLDERS[0]} nor in {_FOLDERS[1]}",
-                    hint="install the package again",
-                )
+            target = package_file(name)
             if is_own(link) or (link.is_symlink() and link.readlink() == target):
                 continue
             # Replace the link in one step: another process may read the file at any moment.
@@ -85,7 +77,7 @@ def is_own(file: Path) -> bool:
     That is a regular file, or a link to a file outside every copy of this software.
     """
     folder = file.resolve().parent
-    in_a_copy = folder.name == _PACKAGE.name or (folder / _PACKAGE.name).is_dir()
+    in_a_copy = folder.name == PACKAGE.name or (folder / PACKAGE.name).is_dir()
     return file.exists() and not (file.is_symlink() and in_a_copy)
 
 

@@ -1,15 +1,19 @@
 """`caf init`: the first caf.toml."""
 
+import filecmp
 import os
 import pty
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.command_line import CAF, CommandLine
 
+ROOT = Path(__file__).parents[2]
 BUCKET = ("--bucket", "my-photos", "--yes")
 
 
@@ -45,6 +49,21 @@ def test_options_become_settings(caf, tmp_path):
     assert (source.public, settings.store.kind) == (True, "jackal")
     assert files(tmp_path) == ["caf.toml", "jackal-wallet"]
     assert settings.jackal.mnemonic_file == tmp_path / "jackal-wallet"
+
+
+@pytest.mark.parametrize("place", ["celery", "kubernetes"])
+def test_files_of_deploy_are_written_and_not_replaced(caf, tmp_path, place):
+    assert caf("init", f"--{place}").status == 0
+    assert files(tmp_path) == ["deploy"]
+    written = tmp_path / "deploy" / place
+    assert not filecmp.dircmp(written, ROOT / "deploy" / place).diff_files
+    assert files(written) == files(ROOT / "deploy" / place)
+    assert caf("init", f"--{place}").status == UsageError.exit_code
+
+
+def test_a_bucket_and_files_of_deploy_are_written_at_once(caf, tmp_path):
+    assert caf("init", *BUCKET, "--store", "directory", "--public", "--celery").status == 0
+    assert files(tmp_path) == ["caf.toml", "deploy"]
 
 
 def test_given_wallet_is_kept(caf, tmp_path):

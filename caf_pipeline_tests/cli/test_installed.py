@@ -26,7 +26,7 @@ COMMANDS = {
     "cotar list": ("cotar", "list", "made.tar.co"),
     "cotar cat": ("cotar", "cat", "made.tar.co", "folder/file"),
     "cotar verify": ("cotar", "verify", "made.tar.co"),
-    "init": ("init", "--bucket", "b", "--store", "directory"),
+    "init": ("init", "--celery", "--kubernetes"),
     "policy": ("policy", "src"),
     "version": ("version",),
     "help": ("help", "keys", "new"),
@@ -80,7 +80,6 @@ COMMANDS = {
 """Each command finds what earlier ones made."""
 
 STATUS = {
-    "init": 2,
     "ui": 2,
     "keys check": 3,
     "unpark": 11,
