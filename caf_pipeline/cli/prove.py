@@ -15,11 +15,17 @@ from caf_pipeline.cli.terminal import (
     printable,
     show_size,
 )
-from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
+from caf_pipeline.errors import (
+    CafError,
+    NoChainAnswer,
+    PrivateAddress,
+    StoreUnreachable,
+    UsageError,
+)
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.maintenance.chain_listing import check_chain_listing
 from caf_pipeline.maintenance.repair import RepairReport, concerns_one_chunk, repair_chunk
-from caf_pipeline.maintenance.scrub import ProofReport, prove_oldest
+from caf_pipeline.maintenance.scrub import ProofReport, is_small, prove_oldest
 from caf_pipeline.settings import load_settings
 
 
@@ -51,7 +57,8 @@ def prove(
     unanswered:  some copies do not answer, the others are right; checked first next time.
     unread:      a rebuild restored it, and it was not read whole since.
     unverified:  the copies are right, but the chain shows too few verified proofs.
-                 Check again in the next proof window. Files of up to 20,480 bytes always are.
+                 Check again in the next proof window. Chunks of up to 20,480 bytes always are:
+                 the chain proves none, and each copy is read whole instead.
 
     \b
     Example:
@@ -59,14 +66,16 @@ def prove(
 
     \b
     Exit status: 3, 6
-      0  All checked chunks are proven; none is known as damaged, unanswered or unread.
-      1  Some chunks are damaged, unread or unverified.
+      0  All checked chunks are proven, or of up to 20,480 bytes and right; none is known as
+         damaged, unanswered or unread.
+      1  Some chunks are damaged, unread, or unverified and larger.
       7  The store failed, or the only faults are unanswered chunks.
     """
     settings = load_settings()
     settings.source(source)
-    verdicts = ("damaged", "unanswered", "unread", "unverified", "proven")
+    verdicts = ("damaged", "unanswered", "unread", "unverified", "small", "proven")
     names_by_verdict: dict[str, list[str]] = {verdict: [] for verdict in verdicts}
+    silent: StoreUnreachable | None = None
     with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
         if (lists := check_chain_listing(context)) is not None:
             note(lists.described())
@@ -79,11 +88,13 @@ def prove(
         try:
             for report in prove_oldest(context, limit or settings.jackal.prove_per_run):
                 _print_proof(report, json)
-                names_by_verdict[report.verdict].append(report.chunk.name)
+                is_right = report.verdict == "unverified" and is_small(report.chunk)
+                verdict = "small" if is_right else report.verdict
+                names_by_verdict[verdict].append(report.chunk.name)
         except NoChainAnswer:
             raise
-        except StoreUnreachable:
-            pass  # the reports name the chunks whose providers did not answer
+        except StoreUnreachable as error:
+            silent = error  # the reports name the chunks whose providers did not answer
         checked = {name for names in names_by_verdict.values() for name in names}
         earlier = {
             "damaged": ledger.chunks.list(source, [ChunkState.DAMAGED]),
@@ -94,16 +105,26 @@ def prove(
             names_by_verdict[verdict] += [
                 chunk.name for chunk in chunks if chunk.name not in checked
             ]
-    _raise_unless_proven(source, len(checked), names_by_verdict)
-    if not json:
-        typer.echo(
-            f"{counted(len(checked), 'chunk')} of '{source}' looked at, all proven"
-            if checked
-            else f"no chunk of '{source}' was checked: none is located, or other runs hold them"
-        )
+    _raise_unless_proven(source, len(checked), names_by_verdict, silent)
+    if json:
+        return
+    if not checked:
+        typer.echo(f"no chunk of '{source}' was checked: none is located, or other runs hold them")
+        return
+    results = []
+    if proven := len(names_by_verdict["proven"]):
+        results.append("all proven" if proven == len(checked) else f"{proven:,} proven")
+    if small := len(names_by_verdict["small"]):
+        results.append(f"{small:,} too small for proofs, and right at each copy")
+    typer.echo(f"{counted(len(checked), 'chunk')} of '{source}' looked at: {'; '.join(results)}")
 
 
-def _raise_unless_proven(source: str, checked: int, names_by_verdict: dict[str, list[str]]) -> None:
+def _raise_unless_proven(
+    source: str,
+    checked: int,
+    names_by_verdict: dict[str, list[str]],
+    silent: StoreUnreachable | None,
+) -> None:
     hints = {
         "damaged": f"caf repair {source}",
         "unanswered": "look again when the providers answer",
@@ -118,7 +139,11 @@ def _raise_unless_proven(source: str, checked: int, names_by_verdict: dict[str, 
     if not verdicts:
         return
     message = f"{counted(checked, 'chunk')} of '{source}' looked at; {'; '.join(counts)}"
-    error = StoreUnreachable if verdicts == ["unanswered"] else CafError
+    if isinstance(silent, PrivateAddress):
+        hints["unanswered"] = PrivateAddress.remedy
+    error = (
+        (type(silent) if silent else StoreUnreachable) if verdicts == ["unanswered"] else CafError
+    )
     raise error(message, hint="; ".join(hints[verdict] for verdict in verdicts))
 
 

@@ -6,7 +6,13 @@ from typing import Final
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.encryption.opened_chunk import OpenedChunk
-from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.errors import (
+    IntegrityError,
+    PrivateAddress,
+    StoredChunkMissing,
+    StoreError,
+    StoreUnreachable,
+)
 from caf_pipeline.packing.staging import proof_type_of
 from caf_pipeline.reading.samples import CopyFinding, SampleCheck, lost_range
 from caf_pipeline.records import Chunk, Copy, Lease, PostRecord
@@ -144,5 +150,6 @@ def check_whole_copy(
 def unreadable_copy(copy: Copy, error: StoreError | IntegrityError) -> CopyFinding:
     """Return a copy's finding: only a permanent error is a fault."""
     if not error.permanent:
-        return CopyFinding(copy, unanswered=str(error), whole=True)
+        private = isinstance(error, PrivateAddress)
+        return CopyFinding(copy, unanswered=str(error), private=private, whole=True)
     return CopyFinding(copy, fault=str(error), whole=True)

@@ -26,6 +26,7 @@ from caf_pipeline.errors import (
     IdentityMissing,
     KeyRefused,
     NoChainAnswer,
+    PrivateAddress,
     StoreUnreachable,
 )
 from caf_pipeline.ledger.records import CopyCheck
@@ -175,10 +176,10 @@ def prove_chunk(
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
             context.ledger.replicas.record_unanswered(lease, name)
-            raise StoreUnreachable(
-                f"no provider of chunk {name} answers: {described(findings)}",
-                hint="try again later",
-            )
+            message = f"no provider of chunk {name} answers: {described(findings)}"
+            if all(finding.private for finding in findings):
+                raise PrivateAddress(message, hint=PrivateAddress.remedy)
+            raise StoreUnreachable(message, hint="try again later")
         checks = checks_of(context, chunk, posting, findings)
         explanation = _explanation(checks, context.store.required_copies)
         if chunk.state is ChunkState.DAMAGED:

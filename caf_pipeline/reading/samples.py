@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.caf.archive import RangeSource
-from caf_pipeline.errors import CafError, IntegrityError, NotProven, StoreError
+from caf_pipeline.errors import CafError, IntegrityError, NotProven, PrivateAddress, StoreError
 from caf_pipeline.reading.chunk_reader import StagedSource
 from caf_pipeline.records import Chunk, Copy, PostRecord, Sample
 from caf_pipeline.store.protocol import ChunkReader
@@ -29,6 +29,7 @@ class CopyFinding:
     Attributes:
         fault: what is wrong with its bytes, or "".
         unanswered: why the provider could not be asked, or "".
+        private: whether that is because the settings forbid its address.
         whole: whether the whole copy was read.
         contradiction: how the ledger contradicts bytes that have the right Merkle root, or "".
     """
@@ -36,6 +37,7 @@ class CopyFinding:
     copy: Copy
     fault: str = ""
     unanswered: str = ""
+    private: bool = False
     samples: int = 0
     whole: bool = False
     contradiction: str = ""
@@ -105,7 +107,8 @@ def check_copy(
                 return CopyFinding(copy, fault=str(error), samples=number)
             if lost := lost_range(store, posting, copy.provider, sample.offset, end):
                 return CopyFinding(copy, fault=lost, samples=number)
-            return CopyFinding(copy, unanswered=str(error), samples=number)
+            private = isinstance(error, PrivateAddress)
+            return CopyFinding(copy, unanswered=str(error), private=private, samples=number)
         if digest.digest() != sample.sha256:
             return CopyFinding(
                 copy, fault=f"differs at bytes {sample.offset} to {end}", samples=number + 1

@@ -10,8 +10,10 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def show_age(age: timedelta) -> str:
-    """Return an age such as "3 hours ago"."""
+    """Return an age such as "5 minutes ago"."""
     hours = age / timedelta(hours=1)
+    if hours < 2:
+        return f"{counted(int(hours * 60), 'minute')} ago"
     return f"{hours:.0f} hours ago" if hours < 48 else f"{hours / 24:.0f} days ago"
 
 

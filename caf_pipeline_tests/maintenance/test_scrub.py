@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import CafError, StoreAway, StoreUnreachable
+from caf_pipeline.errors import CafError, PrivateAddress, StoreAway, StoreUnreachable
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import CHUNKS_AT_ONCE, prove_chunk, prove_oldest
@@ -275,22 +275,24 @@ def test_a_file_that_is_not_ours_is_not_swept(context, store, name):
     assert list(staging.sweep(context)) == [name]
 
 
-def test_chunk_without_answers_does_not_delay_others(context, store):
+@pytest.mark.parametrize("error", [StoreUnreachable, PrivateAddress])
+def test_chunk_without_answers_does_not_delay_others(context, store, error):
     first, *others = archive_everything(context)
     roots = posting(context, first).merkle_root
     asked = store.read
 
     def read(at, *arguments, **named):
         if at.merkle_root == roots:
-            raise StoreUnreachable("nobody answers")
+            raise error("nobody answers")
         return asked(at, *arguments, **named)
 
     store.read = read
     reports = prove_oldest(context, 1)
     assert (silent := next(reports)).verdict == "unanswered"
     assert (silent.chunk.name, next(reports).chunk.name) == (first, others[0])
-    with pytest.raises(StoreUnreachable):
+    with pytest.raises(StoreUnreachable) as raised:
         next(reports)
+    assert raised.type is error
     assert context.ledger.chunks.get(first).state is ChunkState.LOCATED
 
 

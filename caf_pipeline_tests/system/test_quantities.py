@@ -1,12 +1,13 @@
 """A number and its noun agree, wherever they are said."""
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import caf_pipeline
-from caf_pipeline.system.quantities import counted, table_lines
+from caf_pipeline.system.quantities import counted, show_age, table_lines
 
 PACKAGE = Path(caf_pipeline.__file__).parent
 COUNTED = r"(chunks|objects|files|copies|locations|claims|members|providers|purchases|sources)"
@@ -25,6 +26,19 @@ COUNTED = r"(chunks|objects|files|copies|locations|claims|members|providers|purc
 )
 def test_a_number_and_its_noun_agree(count, noun, plural, said):
     assert counted(count, noun, plural) == said
+
+
+@pytest.mark.parametrize(
+    ("age", "shown"),
+    [
+        (timedelta(seconds=59), "0 minutes ago"),
+        (timedelta(minutes=119), "119 minutes ago"),
+        (timedelta(hours=2), "2 hours ago"),
+        (timedelta(hours=72), "3 days ago"),
+    ],
+)
+def test_ages_are_in_minutes_hours_or_days(age, shown):
+    assert show_age(age) == shown
 
 
 def test_a_table_cuts_no_cell_and_aligns_numbers_right():
