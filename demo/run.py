@@ -103,9 +103,9 @@ def compare(source: str, files: list[tuple[Path, str]], console: Console) -> int
             ).returncode:
                 return 1
             if not filecmp.cmp(path, fetched, shallow=False):
-                console.print(f"differs: {key}")
+                console.print(f"differs: {key}", soft_wrap=True)
                 return 1
-            console.print(f"identical: {key} ({path.stat().st_size:,} bytes)")
+            console.print(f"identical: {key} ({path.stat().st_size:,} bytes)", soft_wrap=True)
             fetched.unlink()
     return 0
 

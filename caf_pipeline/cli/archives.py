@@ -24,12 +24,15 @@ from caf_pipeline.cli.terminal import (
     show_size,
     write_bytes,
 )
-from caf_pipeline.errors import CafError, MemberNotFound, UsageError
+from caf_pipeline.errors import ArchiveError, CafError, MemberNotFound, UsageError
+from caf_pipeline.formats import age
 from caf_pipeline.system.files_below import FilesBelow
 from caf_pipeline.system.ranges import FileRanges, LocalFile
 from caf_pipeline.wiring import open_file
 
 _READ_BYTES: Final = 5 << 18  # two batches of the Merkle tree
+
+_AGE_BYTES: Final = 64  # enough for the first line of an age file
 
 FILE_HELP: Final = "A path, an http(s):// URL or s3://bucket/key."
 
@@ -52,7 +55,15 @@ def _opened(address: str, *, lenient: bool) -> Iterator[CafReader]:
 
 def read_caf(source: FileRanges, *, lenient: bool) -> CafReader:
     """Read the index of a CAF; print its warnings."""
-    reader = CafReader.open(source, name=source.name, lenient=lenient)
+    try:
+        reader = CafReader.open(source, name=source.name, lenient=lenient)
+    except ArchiveError:
+        if age.is_age_file(source.read_prefix(_AGE_BYTES)[0]):
+            raise ArchiveError(
+                f"{source.name} is encrypted.",
+                hint="`age -d -i IDENTITY FILE > chunk.caf` decrypts it.",
+            ) from None
+        raise
     for warning in reader.warnings:
         note(f"warning: {warning}")
     return reader

@@ -36,7 +36,7 @@ def get(  # noqa: PLR0917 - the command line's options
         ),
     ],
     output: Annotated[
-        Path | None, output_option("Write to FILE instead of standard output.")
+        Path | None, output_option("Write to FILE. Standard output by default, and if FILE is '-'.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     version: Annotated[
@@ -79,6 +79,8 @@ def get(  # noqa: PLR0917 - the command line's options
       9  All copies have wrong bytes, or no copy has the object.
     """
     moment = None if as_of is None else parse_time(as_of)
+    if output == Path("-"):
+        output = None
     if output and output.is_file() and not force:
         raise UsageError(f"{output} exists.", hint="--force replaces it.")
     settings = load_settings()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from caf_pipeline import wiring
 from caf_pipeline.cli.terminal import ask_passphrase, note
-from caf_pipeline.errors import StagingError, UsageError
+from caf_pipeline.errors import SettingsError, StagingError, UsageError
 from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
@@ -38,9 +38,11 @@ def chosen_source(settings: Settings, name: str | None, *, hint: str) -> str:
         SettingsError: There is no such source, or none at all.
         UsageError: No name is given, and there are several sources. It has the hint.
     """
+    if name is None and not settings.sources:
+        raise SettingsError("the settings have no source", hint="add [sources.NAME] to caf.toml")
     if name is None and len(settings.sources) > 1:
         raise UsageError(f"name a source: {', '.join(sorted(settings.sources))}.", hint=hint)
-    chosen = next(iter(settings.sources), "") if name is None else name
+    chosen = next(iter(settings.sources)) if name is None else name
     settings.source(chosen)
     return chosen
 

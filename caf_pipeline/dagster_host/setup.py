@@ -71,7 +71,9 @@ def setup_command(
         )
     home = dagster_home(settings)
     file = home / INSTANCE_FILE
-    change = "kept" if is_own(file) else "unchanged" if file.is_symlink() else "made"
+    # `lexists` is also False in a folder of another user, which `open_instance` then names.
+    exists = os.path.lexists(file)
+    change = ("kept" if is_own(file) else "unchanged") if exists else "made"
     with ExitStack() as stack:
         instance_settings = settings
         if dry_run and not home.is_dir():

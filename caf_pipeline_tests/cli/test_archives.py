@@ -321,6 +321,14 @@ def test_every_command_reports_a_malformed_archive(here, capsys, command):
     assert capsys.readouterr().err.startswith("caf: error: o.caf: ")
 
 
+@pytest.mark.parametrize("index_bytes", [b"\xff\xff\xff\x7f", b"\x04\0\0\0"])
+def test_an_encrypted_archive_is_named_so(here, capsys, index_bytes):
+    (here / "o.caf").write_bytes(b"age-encryption.org/v1\n" + bytes(100) + index_bytes)
+    assert main(["list", "o.caf"]) == 4
+    assert "encrypted" in (error := capsys.readouterr().err)
+    assert "age -d" in error
+
+
 def test_lenience_is_optional_and_warns(here, capsys):
     entry = b'"a":{"start_byte":0,"end_byte":1}'
     (here / "o.caf").write_bytes(

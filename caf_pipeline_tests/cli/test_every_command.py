@@ -242,6 +242,12 @@ def test_a_missing_caf_toml_is_an_error_without_side_effects(tmp_path, command):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_settings_without_a_source_name_the_table_to_add(tmp_path, command):
+    (tmp_path / "caf.toml").write_text("")
+    Situation(SettingsError, ("[sources.NAME]",), "").check(CommandLine(tmp_path, KEYS), command)
+
+
 WRONG = {
     "nonsense": "nonsense",
     "list": "FILE",

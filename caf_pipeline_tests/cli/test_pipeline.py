@@ -83,6 +83,11 @@ def test_archived_objects_can_be_fetched(archived):
         assert archived.caf("get", "src", key).out == archived.bodies[key]
     assert archived.caf("get", "src", "some/key-00", "-o", "out").status == 0
     assert (archived.caf.folder / "out").read_bytes() == archived.bodies["some/key-00"]
+    got = archived.caf("get", "src", "some/key-00", "-o", "-")
+    assert (got.out, (archived.caf.folder / "-").exists()) == (
+        archived.bodies["some/key-00"],
+        False,
+    )
 
 
 def test_an_existing_file_is_replaced_only_with_force(archived):

@@ -226,8 +226,15 @@ def test_a_home_that_cannot_be_created_is_a_settings_error(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it needs two users")
-@pytest.mark.parametrize("path", [".", "history/runs.db"])
-def test_a_home_of_another_user_is_refused_with_the_owner(path):
+@pytest.mark.parametrize(
+    ("path", "module", "call"),
+    [
+        (".", "home", "prepare_dagster_home(settings)"),
+        ("history/runs.db", "home", "prepare_dagster_home(settings)"),
+        (".", "setup", "setup_command(settings=settings)"),
+    ],
+)
+def test_a_home_of_another_user_is_refused_with_the_owner(path, module, call):
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o777)
         folder = Path(name) / "home" / "dagster"
@@ -236,15 +243,16 @@ def test_a_home_of_another_user_is_refused_with_the_owner(path):
         for made in (folder.parent, folder, folder / "history"):
             shutil.chown(made, "nobody")
         os.chown(folder / path, 0, 0)
+        folder.chmod(0o700 if path == "." else 0o755)
         script = f"""
 import os
 import shutil
 from pathlib import Path
-from caf_pipeline.dagster_host.home import prepare_dagster_home
+from caf_pipeline.dagster_host.{module} import {call.partition("(")[0]}
 from caf_pipeline.settings import Settings
 settings = Settings(home=Path({name!r}) / "home")
 os.setuid(65534)
-prepare_dagster_home(settings)
+{call}
 """
         refused = subprocess.run(
             [sys.executable, "-c", script], cwd=name, capture_output=True, text=True, check=False
