@@ -10,6 +10,19 @@ CREATE FUNCTION object_version(version_id text, etag text, size_bytes bigint, re
             || to_char(rewritten_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
         ELSE 'etag:' || etag || ':' || size_bytes::text END;
 
+-- The id of a header set's texts: inventory/headers.py makes the same.
+CREATE FUNCTION header_set_id(content_type text, content_encoding text, content_language text, content_disposition text,
+    cache_control text, expires text, user_metadata jsonb) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE RETURN
+    substring(sha256(
+        convert_to(content_type, 'UTF8') || '\x00' || convert_to(content_encoding, 'UTF8') || '\x00'
+        || convert_to(content_language, 'UTF8') || '\x00' || convert_to(content_disposition, 'UTF8') || '\x00'
+        || convert_to(cache_control, 'UTF8') || '\x00' || convert_to(expires, 'UTF8') || '\x00'
+        || CASE user_metadata WHEN '{}' THEN '' ELSE (
+            SELECT string_agg(convert_to(key, 'UTF8') || '\x00' || convert_to(value, 'UTF8') || '\x00', '' ORDER BY key COLLATE "C")
+            FROM jsonb_each_text(user_metadata)) END
+    ) FOR 16);
+
 -- Chunks with their copies. `state` is the state of chunk_state.py, which combines both.
 -- `chunk_state` and `copy_state` are the stored columns.
 CREATE VIEW chunks AS

@@ -90,7 +90,7 @@ def safe_to_delete(
 ) -> None:
     r"""List the objects that may be deleted in S3. Nothing is deleted.
 
-    An object is listed only if all of this is true now:
+    An object is listed only if all of this is true when the list is written:
 
     \b
     - Its chunk is located and undamaged.
@@ -99,7 +99,7 @@ def safe_to_delete(
     - One of these copies returned all bytes of the chunk once.
       The Merkle root and each object's SHA-256 were right.
     - If the chunk is encrypted, an identity opened all of these bytes.
-    - The chunk's manifest and the ledger agree on the object.
+    - The chunk's manifest and the ledger agree on the object and its headers.
     - A fresh inventory lists it with the same version id, or ETag, size and LastModified.
 
     The first run downloads every chunk once. You can stop it; the next run continues. For encrypted
@@ -122,8 +122,8 @@ def safe_to_delete(
     all that is left.
 
     FILE is a manifest for S3 Batch Operations: lines of bucket,key or bucket,key,version id with
-    percent-encoded keys. If nothing is safe, an older FILE is removed; after an error it is
-    unchanged.
+    percent-encoded keys. An older FILE is removed right before the report and the new FILE appear;
+    after an earlier error it is unchanged.
 
     To delete what is listed, follow docs/how-to/delete-from-s3.md.
     Run this command right before:

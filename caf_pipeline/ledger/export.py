@@ -18,6 +18,7 @@ from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.inventory.key_windows import ALL_KEYS, KeyWindow
 from caf_pipeline.ledger.arrow import open_kept, write_export
 from caf_pipeline.ledger.engine import LedgerPart, driver_connection, source_id_of
+from caf_pipeline.ledger.records import RowSet
 from caf_pipeline.ledger.sql_files import query
 from caf_pipeline.ledger.tables import CAF_FILES
 from caf_pipeline.ledger.views import CHUNKS
@@ -113,6 +114,11 @@ class Exports(LedgerPart):
     def exceptions(self, source: str, path: Path, within: KeyWindow = ALL_KEYS) -> int:
         return self._export("exceptions", source, path, _EXCEPTIONS, within)
 
+    def row_sets(self, source: str) -> Mapping[int, RowSet]:
+        """Return the row set of each chunk in good standing that has whole objects."""
+        with self._one_moment(source) as (connection, source_id):
+            return _chunks(connection, source_id)
+
     def located(self, source: str, path: Path) -> int:
         """Rows come in any order. An object in parts has all its rows, or none."""
         return self._export("located", source, path, _LOCATIONS)
@@ -164,7 +170,7 @@ class Exports(LedgerPart):
         return write_export(what, path, batches())
 
 
-def _chunks(connection: Connection, source_id: int) -> dict[int, tuple[str, int]]:
+def _chunks(connection: Connection, source_id: int) -> dict[int, RowSet]:
     rows = connection.execute(_CHUNKS, {"source_id": source_id, "good": GOOD})
     return {row.caf_file_id: (str(row.row_set), row.row_count) for row in rows}
 

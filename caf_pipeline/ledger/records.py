@@ -533,6 +533,10 @@ WINDOWS_REQUIRED: Final = 2
 """A provider's first proof is of the first leaf, the next of a randomly drawn leaf."""
 
 
+RowSet = tuple[str, int]
+"""A name that each INSERT or DELETE of a chunk's rows changes, and the number of the rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownCopy:
     """A copy as the last check found it. `fault` is "" if its bytes were right.

@@ -3,6 +3,7 @@
 Functions run in the caller's transaction, which has locked the chunk's row.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -103,8 +104,13 @@ _COPIES: Final = (
         REPLICAS.c.last_window,
     )
     .join(CAF_FILES, CAF_FILES.c.caf_file_id == REPLICAS.c.caf_file_id)
-    .where(CAF_FILES.c.name == bindparam("chunk"))
     .order_by(REPLICAS.c.provider)
+)
+_COPIES_OF_CHUNK: Final = _COPIES.where(CAF_FILES.c.name == bindparam("chunk"))
+_COPIES_OF_SOURCE: Final = (
+    _COPIES.add_columns(CAF_FILES.c.name)
+    .join(SOURCES, SOURCES.c.source_id == CAF_FILES.c.source_id)
+    .where(SOURCES.c.name == bindparam("source"))
 )
 
 
@@ -112,7 +118,15 @@ class Replicas(LedgerPart):
     """Records the copies of chunks."""
 
     def list(self, chunk: str) -> Sequence[KnownCopy]:
-        return [KnownCopy(**row._asdict()) for row in self._rows(_COPIES, chunk=chunk)]
+        return [KnownCopy(**row._asdict()) for row in self._rows(_COPIES_OF_CHUNK, chunk=chunk)]
+
+    def of_source(self, source: str) -> Mapping[str, Sequence[KnownCopy]]:
+        """Return the copies of each chunk of a source, by the chunk's name."""
+        copies = defaultdict[str, list[KnownCopy]](list)
+        for row in self._rows(_COPIES_OF_SOURCE, source=source):
+            values = row._asdict()
+            copies[values.pop("name")].append(KnownCopy(**values))
+        return copies
 
     def record_verified(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
         """Move uploading → verified. Unlist other copies."""

@@ -20,10 +20,12 @@ def side_by_side(
     threads: int = THREADS,
     *,
     drains: bool = False,
+    waits: bool = False,
 ) -> Generator[_Result, None, None]:
     """Yield results in order; at most `2 * threads` are under way.
 
-    Results before an error are yielded first. `drains` also yields those of started items.
+    Results before an error are yielded first. `drains` also yields those of started items. `waits`
+    ends only when no item is under way, even after an interrupt.
     """
     under_way: deque[Future[_Result]] = deque()
     pool = ThreadPoolExecutor(threads, "reading")
@@ -41,8 +43,8 @@ def side_by_side(
             yield from (future.result() for future in started if not future.exception())
         raise
     finally:
-        # An interrupted command does not wait for objects of any size.
-        pool.shutdown(wait=False, cancel_futures=True)
+        # By default an interrupted command does not wait for objects of any size.
+        pool.shutdown(wait=waits, cancel_futures=True)
 
 
 def take_all(results: Iterable[_Result], take: Callable[[_Result], None]) -> CafError | None:

@@ -539,7 +539,7 @@ def _workspace(context: RunContext, prefix: str) -> Iterator[Path]:
             yield Path(folder)
     except OSError as error:
         raise StagingError(
-            f"the folder {context.plans()} cannot take the plan: {error.strerror}",
+            f"the folder {context.plans()} cannot take temporary files: {error.strerror}",
             hint="make room there, or set 'home' elsewhere",
         ) from error
 

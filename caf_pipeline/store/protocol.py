@@ -328,8 +328,8 @@ class ChunkStore(ChunkReader, Protocol):
         """Return the window of `last_proven`, from 0 at the post. None without windows."""
         return None
 
-    def current_window(self, posting: PostRecord) -> int | None:
-        """None without windows."""
+    def current_window(self, posting: PostRecord, height: int | None = None) -> int | None:
+        """Return the window of a height (None: the present one). None without windows."""
         return None
 
     def window_ends_in(self, posting: PostRecord) -> float | None:

@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.inventory.headers import ObjectHeaders
+from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders
 from caf_pipeline.inventory.manifest import CHECKSUM_COLUMNS
 from caf_pipeline.inventory.objects import CurrentException, SkipReason
 from caf_pipeline.ledger.records import InventoryRecord
@@ -32,6 +32,7 @@ from caf_pipeline_tests.support.ledger_rows import (
     skip,
     standing,
 )
+from caf_pipeline_tests.support.postgres import connected
 
 
 def test_recorded_checksums_are_returned(ledger, tmp_path):
@@ -70,6 +71,21 @@ def test_objects_share_a_set_of_headers(ledger):
         headers.id
     ]
     assert ledger.lookup.header_sets([headers.id, bytes(16)]) == {headers.id: headers}
+
+
+@pytest.mark.parametrize("column", [*HEADERS, "user_metadata"])
+def test_header_set_with_other_texts_is_exported_as_unknown(ledger, tmp_path, column):
+    metadata = {"b": "2", "a": "é", "Z": "\U0001f600", "a-b": "", "\uffee": "x", "\U00010000": "y"}
+    headers = ObjectHeaders(*HEADERS, user_metadata=metadata)
+    (chunk,) = register(ledger, ["a"])
+    bring_to(ledger, chunk, ChunkState.LOCATED, headers=headers)
+    (row,) = located(ledger, tmp_path / "located.parquet")
+    assert row["header_set"] == headers.id
+    other = """'{"b": "2"}'""" if column == "user_metadata" else "'other'"
+    with connected(ledger.database) as connection:
+        connection.execute(f"UPDATE header_sets SET {column} = {other}")
+    (row,) = located(ledger, tmp_path / "located.parquet")
+    assert row["header_set"] is None
 
 
 def test_headers_that_are_not_known_have_no_set(ledger):

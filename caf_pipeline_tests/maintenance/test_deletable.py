@@ -560,6 +560,7 @@ def test_list_is_renamed_only_when_complete(tmp_path):
 def test_a_list_of_nothing_removes_the_old_one(tmp_path):
     (tmp_path / "m.csv").write_text("bucket,old\n")
     manifest = BatchManifest(tmp_path / "m.csv", "t", bucket="bucket", with_versions=False)
+    manifest.remove_older()
     manifest.publish()
     manifest.abort()
     assert list(tmp_path.iterdir()) == []

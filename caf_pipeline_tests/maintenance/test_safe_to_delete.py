@@ -3,12 +3,15 @@
 import ast
 import hashlib
 import os
+import threading
+import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import caf_pipeline
@@ -19,6 +22,7 @@ from caf_pipeline.errors import (
     IntegrityError,
     LeaseLost,
     LedgerError,
+    StagingError,
     StoreUnreachable,
     UsageError,
 )
@@ -26,9 +30,11 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.leases import HeldLease
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.deletion import assessment
 from caf_pipeline.maintenance.deletion import safe_to_delete as deletion
+from caf_pipeline.maintenance.deletion.files import BatchManifest
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import WHOLE_COPY, prove_chunk
@@ -121,14 +127,14 @@ def test_objects_are_safe_after_two_proofs_and_a_full_read(context, tmp_path, pr
 
 @pytest.mark.thorough
 def test_list_inventory_outlives_later_inventories(context, tmp_path, proven, monkeypatch):
-    recheck = deletion.recheck
+    recheck = assessment.ChunkAssessor.recheck
 
     def recheck_slowly(*args):
         for _ in range(inventories.WHOLE_KEPT):
             inventories.take_inventory(context)
         return recheck(*args)
 
-    monkeypatch.setattr(deletion, "recheck", recheck_slowly)
+    monkeypatch.setattr(assessment.ChunkAssessor, "recheck", recheck_slowly)
     assert Answer(context, tmp_path).found.safe_objects == len(BODIES)
 
 
@@ -380,8 +386,6 @@ def test_chunk_without_answers_affects_only_its_objects(context, store, tmp_path
 
 @pytest.mark.thorough
 def test_chunk_held_by_another_run_is_skipped(tmp_path, database, store):
-    from caf_pipeline.ledger.ledger import Ledger
-
     ledger = Ledger(database, lease_seconds=1.5)
     context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
     first, *_ = archive_everything(context)
@@ -424,6 +428,14 @@ def test_row_changed_after_the_full_read_is_detected(context, tmp_path, proven, 
     assert answer.reasons == dict.fromkeys(
         keys_of(context, context.ledger.lookup.locate("src", "key-000").chunk), "disagrees"
     )
+
+
+@pytest.mark.thorough
+def test_header_set_with_other_texts_is_not_safe(context, tmp_path, proven, database):
+    assert Answer(context, tmp_path).found.everything_is_safe
+    with connected(database) as connection:
+        connection.execute("UPDATE header_sets SET cache_control = 'no-store'")
+    assert Answer(context, tmp_path).reasons == dict.fromkeys(BODIES, "disagrees")
 
 
 @pytest.mark.thorough
@@ -603,7 +615,7 @@ def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch)
         yield
 
     monkeypatch.setattr(assessment.LocatedRows, "ranges", broken)
-    with pytest.raises(deletion.StagingError, match="torn"):
+    with pytest.raises(StagingError, match="torn"):
         Answer(context, tmp_path)
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
@@ -738,6 +750,56 @@ def test_chunk_damaged_during_the_listing_is_not_safe(context, tmp_path, proven,
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM file_locations WHERE file_path = 'key-000'",
+        "UPDATE file_locations SET caf_file_id = (SELECT max(caf_file_id) FROM caf_files) WHERE "
+        "file_path = 'key-000'",
+    ],
+)
+def test_rows_lost_or_moved_during_the_listing_are_not_safe(
+    context, tmp_path, proven, database, change
+):
+    original, kept = context.objects.list_pages, keys_of(context, proven[1])
+
+    def listing(**named):
+        with connected(database) as connection:
+            connection.execute(change)
+        yield from original(**named)
+
+    context.objects.list_pages = listing
+    answer = Answer(context, tmp_path)
+    assert answer.reasons["key-000"] == "not_looked_at"
+    assert kept <= set(answer.keys)
+
+
+@pytest.mark.thorough
+def test_windows_that_end_during_the_listing_do_not_count(context, store, tmp_path, proven):
+    original = context.objects.list_pages
+
+    def listing(**named):
+        store.window = store.now = store.now + 2
+        yield from original(**named)
+
+    context.objects.list_pages = listing
+    answer = Answer(context, tmp_path)
+    assert answer.reasons == dict.fromkeys(BODIES, "one_window")
+
+
+@pytest.mark.thorough
+def test_windows_that_end_during_the_write_end_it(context, store, tmp_path, proven, monkeypatch):
+    original = deletion.Decisions.batches
+
+    def batches(self, **named):
+        yield from original(self, **named)
+        store.window = store.now = store.now + 2
+
+    monkeypatch.setattr(deletion.Decisions, "batches", batches)
+    leaves(context, tmp_path, LedgerError, match="one_window")
+
+
+@pytest.mark.thorough
 def test_chunk_damaged_during_the_write_ends_it(context, tmp_path, proven, monkeypatch):
     original = deletion.Decisions.batches
 
@@ -772,7 +834,81 @@ def test_nothing_is_left_beside_the_two_files(context, tmp_path, proven):
     folder.mkdir()
     Answer(context, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["list.csv", "rest.parquet"]
-    assert not list(context.inventories().glob(".deletion*"))
+    assert not list(context.plans().glob(".*"))
+
+
+@pytest.mark.thorough
+def test_two_ledgers_with_one_home_do_not_share_files(context, databases, tmp_path, proven):
+    original = context.objects.list_pages
+
+    def listing(**named):
+        with databases.taken() as database:
+            other = a_run_context(tmp_path, MemorySource({}), Ledger(database), store=context.store)
+            assert find_deletable(other, tmp_path / "other.csv").manifest is None
+        yield from original(**named)
+
+    context.objects.list_pages = listing
+    assert Answer(context, tmp_path).found.everything_is_safe
+
+
+@pytest.mark.thorough
+def test_a_kill_between_the_files_leaves_no_older_list(context, tmp_path, proven, monkeypatch):
+    Answer(context, tmp_path)
+
+    def kill(report):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deletion.Report, "publish", kill)
+        with pytest.raises(KeyboardInterrupt):
+            Answer(context, tmp_path)
+    assert not (tmp_path / "list.csv").exists()
+    assert Answer(context, tmp_path).found.everything_is_safe
+
+
+def test_a_new_list_has_the_permissions_of_the_older(tmp_path):
+    path = tmp_path / "list.csv"
+    path.touch()
+    path.chmod(0o640)
+    manifest = BatchManifest(path, "tag", bucket="b", with_versions=False)
+    manifest.add(pa.record_batch({"encoded_key": ["key"]}))
+    manifest.remove_older()
+    assert not path.exists()
+    manifest.publish()
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("b,key\n", 0o640)
+
+
+@pytest.mark.thorough
+def test_an_interrupt_waits_for_the_chunks_under_way(context, tmp_path, proven, monkeypatch):
+    begun, ended, interrupted = [], [], threading.Event()
+    original = assessment.LocatedRows.differing
+
+    def differing(rows, caf_file_id, manifest):
+        begun.append(caf_file_id)
+        if len(begun) > 1:
+            interrupted.wait(10)
+            time.sleep(0.2)
+        manifest.write_bytes(manifest.read_bytes())  # its folder is still there
+        ended.append(original(rows, caf_file_id, manifest))
+        return ended[-1]
+
+    @contextmanager
+    def progress(title, total_bytes):
+        def advance(size_bytes):
+            if title == "comparing":
+                interrupted.set()
+                raise KeyboardInterrupt
+
+        yield advance
+
+    monkeypatch.setattr(assessment.LocatedRows, "differing", differing)
+    leaves(
+        context,
+        tmp_path,
+        KeyboardInterrupt,
+        reporter=assessment.ProgressReporter(progress=progress),
+    )
+    assert len(ended) == len(begun) > 1
 
 
 # --- real Jackal and S3

@@ -199,7 +199,7 @@ class SeveralFolders:
     def proof_window(self, posting, copy):
         return self.window
 
-    def current_window(self, posting):
+    def current_window(self, posting, height=None):
         return self.now
 
     def window_ends_in(self, posting):

@@ -27,7 +27,7 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.ledger.records import WINDOWS_REQUIRED, KnownCopy
+from caf_pipeline.ledger.records import WINDOWS_REQUIRED, KnownCopy, RowSet
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, LocatedRows, Unsafe
 from caf_pipeline.maintenance.full_read import Range, read_back, unreadable_copy
 from caf_pipeline.maintenance.scrub import (
@@ -70,6 +70,7 @@ class ChunkAssessor:
     reporter: ProgressReporter
     located: Path = field(init=False)
     rows: LocatedRows = field(init=False)
+    row_sets: Mapping[int, RowSet] = field(init=False)
     unread: dict[str, str] = field(default_factory=dict)
     unopened: dict[str, str] = field(default_factory=dict)
     differing: dict[str, str] = field(default_factory=dict)
@@ -78,7 +79,8 @@ class ChunkAssessor:
         self.located = self.folder / "located.parquet"
 
     def _export(self) -> None:
-        """The chunks are listed first, so that each has its rows."""
+        """The chunks are listed first, so that each has its rows, and row sets before the rows."""
+        self.row_sets = self.context.ledger.exports.row_sets(self.context.source)
         self.context.ledger.exports.located(self.context.source, self.located)
         self.rows = LocatedRows(self.located)
 
@@ -247,10 +249,9 @@ class ChunkAssessor:
         self, title: str, chunks: Sequence[Chunk], work: Callable[[Chunk], _Result]
     ) -> Iterator[_Result]:
         total = sum(chunk.stored_size_bytes for chunk in chunks)
-        with (
-            self.reporter.progress(title, total) as advance,
-            closing(side_by_side(chunks, work, CHUNKS_AT_ONCE, drains=True)) as results,
-        ):
+        # The caller removes the folder into which `work` writes.
+        threads = side_by_side(chunks, work, CHUNKS_AT_ONCE, drains=True, waits=True)
+        with self.reporter.progress(title, total) as advance, closing(threads) as results:
             for chunk, result in zip(chunks, results, strict=True):
                 advance(chunk.stored_size_bytes)
                 yield result
@@ -283,7 +284,8 @@ class ChunkAssessor:
                 f"chunk {chunk.name} is a file of another program, without headers and user "
                 "metadata",
             )
-        if unsafe := self._unsafe_copies(chunk, problem):
+        copies = self.context.ledger.replicas.list(chunk.name)
+        if unsafe := self._unsafe_copies(chunk, problem, copies):
             return unsafe
         if chunk.name in self.differing:
             return Unsafe.DISAGREES, self.differing[chunk.name]
@@ -294,9 +296,12 @@ class ChunkAssessor:
             return Unsafe.NOT_OPENED, problem or self.unopened.get(chunk.name, "")
         return Unsafe.NOT_READ_BACK, problem
 
-    def _unsafe_copies(self, chunk: Chunk, problem: str) -> tuple[Unsafe, str] | None:
+    def _unsafe_copies(
+        self, chunk: Chunk, problem: str, known: Sequence[KnownCopy], height: int | None = None
+    ) -> tuple[Unsafe, str] | None:
+        """Judge by the chain's `height`; None: by its present one."""
         required = self.context.store.required_copies
-        copies = [copy for copy in self.context.ledger.replicas.list(chunk.name) if copy.listed]
+        copies = [copy for copy in known if copy.listed]
         right = [copy for copy in copies if not copy.fault]
         if len(right) == len(copies) < required:
             return (
@@ -312,13 +317,13 @@ class ChunkAssessor:
                 Unsafe.TOO_FEW_COPIES,
                 f"{len(right)} of {required} copies of chunk {chunk.name} are right",
             )
-        return self._missing_windows(chunk, right)
+        return self._missing_windows(chunk, right, height)
 
     def _missing_windows(
-        self, chunk: Chunk, right: Sequence[KnownCopy]
+        self, chunk: Chunk, right: Sequence[KnownCopy], height: int | None
     ) -> tuple[Unsafe, str] | None:
         store, posting = self.context.store, posting_of(chunk)
-        now = store.current_window(posting)
+        now = store.current_window(posting, height)
         if now is None:
             return Unsafe.ONE_WINDOW, "the store has no proof windows"
         # After a window without a valid proof, the chain may have dropped the provider and let it
@@ -385,6 +390,42 @@ class ChunkAssessor:
             return Unsafe.NOT_LOOKED_AT, "; ".join(problems) or "no provider is listed"
         return Unsafe.DISAGREES, "; ".join(problems)
 
+    def recheck(
+        self, assessments: Mapping[str, tuple[Chunk, ChunkAssessment]]
+    ) -> Mapping[str, ChunkAssessment]:
+        """Return the assessments as of now.
+
+        A chunk is unsafe if it changed, or its row set. So it is if its copies or their windows do
+        not suffice any more.
+        """
+        context = self.context
+        height = context.store.listed_at()
+        row_sets = context.ledger.exports.row_sets(context.source)
+        copies = context.ledger.replicas.of_source(context.source)
+        chunks = {
+            chunk.name: chunk
+            for chunk in context.ledger.chunks.list(context.source, [ChunkState.LOCATED])
+        }
+
+        def judge(before: Chunk, entry: ChunkAssessment) -> ChunkAssessment:
+            chunk, number = chunks.get(before.name), before.caf_file_id
+            if (
+                chunk is None
+                or not chunk.was_read_back
+                or (chunk.merkle_root, chunk.owner, chunk.start)
+                != (before.merkle_root, before.owner, before.start)
+                or row_sets.get(number) != self.row_sets.get(number)
+            ):
+                detail = f"chunk {before.name} changed while this command ran: run it again"
+                return replace(entry, reason=Unsafe.NOT_LOOKED_AT, detail=detail)
+            unsafe = self._unsafe_copies(chunk, "", copies.get(chunk.name, ()), height)
+            return replace(entry, reason=unsafe[0], detail=unsafe[1]) if unsafe else entry
+
+        return {
+            name: entry if entry.reason else judge(before, entry)
+            for name, (before, entry) in assessments.items()
+        }
+
 
 def _own_ranges(ranges: Iterator[Range]) -> Iterator[Range]:
     try:
@@ -400,28 +441,3 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(1, round(seconds))} s"
-
-
-def recheck(
-    context: RunContext, assessments: Mapping[str, tuple[Chunk, ChunkAssessment]]
-) -> Iterator[ChunkAssessment]:
-    """Yield the assessments. A chunk that has changed since its assessment is unsafe."""
-    now = {
-        chunk.name: chunk
-        for chunk in context.ledger.chunks.list(context.source, [ChunkState.LOCATED])
-    }
-    for name, (before, assessment) in assessments.items():
-        chunk = now.get(name)
-        is_same = chunk and (chunk.merkle_root, chunk.owner, chunk.start) == (
-            before.merkle_root,
-            before.owner,
-            before.start,
-        )
-        if assessment.reason is None and not (is_same and chunk and chunk.was_read_back):
-            yield replace(
-                assessment,
-                reason=Unsafe.NOT_LOOKED_AT,
-                detail=f"chunk {name} changed while this command ran: run it again",
-            )
-        else:
-            yield assessment

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.errors import StagingError, UsageError
 from caf_pipeline.maintenance.deletion.deletable import DECISION_SCHEMA
-from caf_pipeline.system.atomic_files import WholeFile
+from caf_pipeline.system.atomic_files import WholeFile, sync_folder
 
 REPORT_COLUMNS: Final = (
     "key",
@@ -90,12 +90,20 @@ class BatchManifest:
         self._file.write("\n".join([*lines.to_pylist(), ""]).encode())
         self.line_count += safe.num_rows
 
+    def remove_older(self) -> None:
+        """Remove a manifest of an earlier run, durably. The new one gets its permissions."""
+
+        def remove() -> None:
+            self._file.seal()
+            self._file.path.unlink(missing_ok=True)
+            sync_folder(self._file.path.parent)
+
+        self._file.guard(remove)
+
     def publish(self) -> None:
-        """A manifest without lines is not kept, nor is an older one."""
+        """A manifest without lines is not kept."""
         if self.line_count:
             self._file.publish()
-        else:
-            self._file.guard(lambda: self._file.path.unlink(missing_ok=True))
 
     def abort(self) -> None:
         self._file.abort()

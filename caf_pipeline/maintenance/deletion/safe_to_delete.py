@@ -13,9 +13,7 @@ An object is safe if all of these hold:
 Source: promises 1 and 2 in docs/explanation/design.md.
 """
 
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,10 +24,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, StagingError, UsageError
+from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, UsageError
 from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.ledger.records import deletion_lease, plan_lease
-from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter, recheck
+from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter
 from caf_pipeline.maintenance.deletion.deletable import Decisions, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import (
     BatchManifest,
@@ -40,12 +38,10 @@ from caf_pipeline.maintenance.deletion.files import (
 from caf_pipeline.records import posting_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import take_inventory
-from caf_pipeline.steps.planning import filters_of, record_current
+from caf_pipeline.steps.planning import filters_of, record_current, temporary_folder
 from caf_pipeline.system.folder_lock import reading
 
 EXAMPLES: Final = 5
-
-_FOLDER: Final = ".deletion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +88,8 @@ def find_deletable(
 ) -> DeletionReport:
     """Decide which objects of the source are safe to delete, and write the list of them.
 
-    May be repeated after any failure. After an error, neither file has been touched. `manifest` is
-    removed if nothing is safe. `report` has every other object with its reason. Unless
+    May be repeated after any failure. After an error, `manifest` is the older list or missing; it
+    is missing if nothing is safe. `report` has every other object with its reason. Unless
     `reads_back`, chunks that never were read back are unsafe.
     """
     bucket = context.source_settings.bucket
@@ -114,7 +110,10 @@ def find_deletable(
             "own risk",
         )
     context.objects.clock()  # report an unreachable source before chunks are read back for hours
-    with context.lease(deletion_lease(context.source)) as lease, _folder(context) as folder:
+    with (
+        context.lease(deletion_lease(context.source)) as lease,
+        temporary_folder(context) as folder,
+    ):
         chunks = ChunkAssessor(context, lease, folder, reporter or ProgressReporter())
         read = chunks.read_back_all() if reads_back else (0, 0)
         assessments = chunks.assess()
@@ -131,13 +130,13 @@ def find_deletable(
                 current = record_current(
                     context, planning, snapshot, current_folder, compares_left_out=True
                 )
-            rechecked = list(recheck(context, assessments))
+            rechecked = chunks.recheck(assessments)
             decisions = Decisions(
                 current.identified,
                 chunks.located,
                 current.standing,
                 current.rewritten,
-                rechecked,
+                rechecked.values(),
                 filters=filters_of(context, snapshot),
             )
             with _Lists(
@@ -146,11 +145,13 @@ def find_deletable(
                 for batch in decisions.batches(examples=EXAMPLES):
                     lists.take(batch)
                 lists.require_all_of(snapshot)
-                if list(recheck(context, assessments)) != rechecked:
-                    raise LedgerError(
-                        "a chunk changed or was found damaged while the list was written",
-                        hint="run it again",
-                    )
+                for name, entry in chunks.recheck(assessments).items():
+                    if entry.reason and not rechecked[name].reason:
+                        raise LedgerError(
+                            f"chunk {name} became unsafe while the list was written: "
+                            f"{entry.reason}",
+                            hint="run it again",
+                        )
                 lease.check()
                 lists.publish()
             return DeletionReport(
@@ -164,23 +165,6 @@ def find_deletable(
                 gone_examples=[key.decode(errors="replace") for key in decisions.gone_examples],
                 read_back=read,
             )
-
-
-@contextmanager
-def _folder(context: RunContext) -> Iterator[Path]:
-    path = context.inventories() / _FOLDER
-    try:
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir()
-    except OSError as error:
-        raise StagingError(
-            f"the folder {path} cannot be created: {error.strerror}",
-            hint="correct the permissions of its parent",
-        ) from error
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 # --- the lists
@@ -253,8 +237,11 @@ class _Lists:
     def publish(self) -> None:
         manifest, report = self._paths
         require_manifest(manifest, self._bucket)
-        if report and self._report:
+        if report:
             require_report(report)
+        # A kill in between must not leave an older list beside the new report.
+        self._manifest.remove_older()
+        if self._report:
             self._report.publish()
         self._manifest.publish()
 

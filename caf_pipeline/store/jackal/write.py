@@ -41,8 +41,11 @@ from caf_pipeline.system.quantities import show_size
 from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits
 
-CACHED_INTERVALS: Final = 1024
-"""Files whose proof window is cached, because each check needs it for every copy."""
+CACHED_INTERVALS: Final = 1 << 17
+"""Files whose proof window is cached, because each check needs it for every copy.
+
+`caf safe-to-delete` asks for all chunks again, right before it writes the list.
+"""
 
 
 class JackalStore(JackalReader):
@@ -170,8 +173,10 @@ class JackalStore(JackalReader):
             return None
         return max(copy.last_proven - posting.start, 0) // self._window_blocks(posting)
 
-    def current_window(self, posting: PostRecord) -> int | None:
-        return max(self.chain.height() - posting.start, 0) // self._window_blocks(posting)
+    def current_window(self, posting: PostRecord, height: int | None = None) -> int | None:
+        if height is None:
+            height = self.chain.height()
+        return max(height - posting.start, 0) // self._window_blocks(posting)
 
     def window_ends_in(self, posting: PostRecord) -> float | None:
         """Assumes the current block time."""
