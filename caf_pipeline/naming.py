@@ -57,6 +57,7 @@ JobKind = Literal["plan", "archive", "audit", "prove", "repair", "repair_chunk",
 ALERT_SENSOR: Final = "caf_watch_sources"
 DEAD_RUNS_SENSOR: Final = "caf_end_dead_runs"
 
+LOOK_JOB: Final = "caf_look"
 PRUNE_JOB: Final = "caf_prune_events"
 RESTORE_JOB: Final = "caf_restore"
 

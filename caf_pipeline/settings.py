@@ -338,6 +338,11 @@ class JackalSettings(_Section):
         return self
 
     @property
+    def has_wallet(self) -> bool:
+        """True if the settings name nodes and a wallet."""
+        return bool(self.lcd) and (self.mnemonic is not None or self.mnemonic_file is not None)
+
+    @property
     def copies_required(self) -> int:
         """Copies that a chunk needs before it counts as stored."""
         return self.copies if self.required_copies is None else self.required_copies

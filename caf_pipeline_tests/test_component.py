@@ -128,7 +128,7 @@ def test_missing_source_or_file_is_a_settings_error(project, attributes):
 
 
 def test_schedules_have_the_given_cron_expressions(project):
-    crons = {"plan": "0 4 * * *", "prove": "5 * * * *"}
+    crons = {"plan": "0 4 * * *", "look": "5 * * * *"}
     defs = load(project, scaffold(project), schedules=crons)
     assert {schedule.cron_schedule for schedule in defs.schedules} >= set(crons.values())
 

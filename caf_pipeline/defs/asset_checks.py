@@ -186,7 +186,7 @@ def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Asse
                     keys,
                     "chunk_plan",
                     STORAGE_PLAN_LASTS,
-                    _storage_plan_lasts,
+                    look_at_space,
                     "The space bought on Jackal has room for all planned chunks. At the rate of "
                     "the last week, it neither expires nor fills up soon, by jackal.warn_days. All "
                     "sources share this space; 'caf jackal buy' buys more.",
@@ -356,6 +356,13 @@ def _chunk_reads_back(run_context: RunContext, chunk: str) -> AssetCheckResult:
     )
 
 
+def look_at_completeness(run_context: RunContext) -> AssetCheckResult:
+    """Check whether all objects of the latest whole inventory are located."""
+    from caf_pipeline.steps import planning
+
+    return _source_is_complete(run_context, planning.account_for)
+
+
 def _source_is_complete(run_context: RunContext, count: Count) -> AssetCheckResult:
     from caf_pipeline.steps import inventories
 
@@ -438,7 +445,8 @@ def _last_known_end(
     )
 
 
-def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
+def look_at_space(run_context: RunContext, _: str = "") -> AssetCheckResult:
+    """Check how long the bought space lasts."""
     from caf_pipeline.steps import chunk_steps
 
     store = wiring.jackal_of(run_context)

@@ -10,10 +10,15 @@ from caf_pipeline.automation.tick import TICK_SECONDS
 from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.jobs import source_jobs
-from caf_pipeline.defs.maintenance_jobs import prune_job, source_maintenance_jobs
+from caf_pipeline.defs.maintenance_jobs import look_job, prune_job, source_maintenance_jobs
 from caf_pipeline.defs.resources import Execute, build_resources, run_step
 from caf_pipeline.defs.restore_job import restore_job
-from caf_pipeline.defs.schedules import ScheduledJob, prune_schedule, source_schedules
+from caf_pipeline.defs.schedules import (
+    ScheduledJob,
+    look_schedule,
+    plan_schedule,
+    prune_schedule,
+)
 from caf_pipeline.defs.sensors import (
     alert_sensor,
     dead_runs_sensor,
@@ -85,27 +90,26 @@ def build_parts(
     keys = AssetKeys(
         {key: value for part in assets for _, new in part for key, value in new.items()}
     )
+    has_wallet = on_jackal and settings.jackal.has_wallet
     archive_jobs = [
-        job for name in settings.sources for job in source_jobs(name, keys, on_jackal=on_jackal)
+        job for name in settings.sources for job in source_jobs(name, keys, has_wallet=has_wallet)
     ]
     other_jobs = [job for name in settings.sources for job in source_maintenance_jobs(name)]
     sensors = [new_objects_sensor(settings, name, tick_seconds) for name in settings.sources]
+    schedules = [
+        plan_schedule(name, automatic=settings.sources[name].automatic, cron=part.crons.get("plan"))
+        for part in parts
+        for name in part.sources
+    ]
     if settings.sources:
         sensors.append(launching_sensor(settings, archive_jobs, keys, tick_seconds))
         sensors.append(alert_sensor(settings, keys, tick_seconds))
         sensors.append(dead_runs_sensor())
-    schedules = [
-        schedule
-        for part in parts
-        for name in part.sources
-        for schedule in source_schedules(
-            name,
-            automatic=settings.sources[name].automatic,
-            on_jackal=on_jackal,
-            has_nodes=bool(settings.jackal.lcd),
-            crons=part.crons,
+        other_jobs.append(look_job(list(settings.sources), has_wallet=has_wallet))
+        crons = [part.crons["look"] for part in parts if "look" in part.crons]
+        schedules.append(
+            look_schedule(settings.sources, has_wallet=has_wallet, cron=crons[0] if crons else None)
         )
-    ]
     executes = {name: part.execute for part in parts for name in part.sources}
     resources = build_resources(settings, keys, executes)
     built = [

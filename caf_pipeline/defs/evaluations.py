@@ -109,20 +109,21 @@ def report_conditions(
     }
     for key, (source, name) in checks.items():
         result, before = check_result(conditions[source], name), last.get(key)
-        evaluation = _evaluation_of(result, key, targets.get(key.asset_key))
+        evaluation = evaluation_of(result, key, targets.get(key.asset_key))
         if before is None or key in unevaluated or _reasons(before) != _reasons(evaluation):
             instance.report_runless_asset_event(evaluation)
     for key in space & last.keys() - unevaluated:
-        evaluation = _evaluation_of(last[key], key, targets.get(key.asset_key))
+        evaluation = evaluation_of(last[key], key, targets.get(key.asset_key))
         if _reasons(last[key]) != _reasons(evaluation):
             instance.report_runless_asset_event(evaluation)
 
 
-def _evaluation_of(
+def evaluation_of(
     result: AssetCheckResult | AssetCheckEvaluation,
     key: AssetCheckKey,
     target: Any,  # noqa: ANN401 - see `_TARGET`
 ) -> AssetCheckEvaluation:
+    """Return the evaluation of a check's result, for a materialization of its asset."""
     return AssetCheckEvaluation(
         asset_key=key.asset_key,
         check_name=key.name,

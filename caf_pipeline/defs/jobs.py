@@ -20,7 +20,7 @@ from caf_pipeline.naming import (
 )
 
 
-def source_jobs(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Any]:
+def source_jobs(source: str, keys: AssetKeys, *, has_wallet: bool) -> list[Any]:
     """Return the jobs of one source."""
 
     def job(what: JobKind, selection: AssetSelection, description: str) -> Any:  # noqa: ANN401 - Dagster exports no type for it
@@ -66,9 +66,7 @@ def source_jobs(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Any]:
             "last chunk of a plan.",
         ),
     ]
-    if on_jackal:
+    if has_wallet:
         lasts = check("chunk_plan", STORAGE_PLAN_LASTS)
-        jobs.append(
-            job("storage_plan", lasts, "Check how long the bought space lasts. Runs hourly.")
-        )
+        jobs.append(job("storage_plan", lasts, "Check how long the bought space lasts."))
     return jobs

@@ -4,13 +4,15 @@ Dagster (1.13.27) stores a check result for any partition that an op names, even
 job.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final
 
 from dagster import (
     AssetCheckEvaluation,
+    AssetCheckResult,
     AssetCheckSeverity,
     AssetRecordsFilter,
     Config,
@@ -28,10 +30,16 @@ from dagster import (
 )
 from pydantic import Field
 
+from caf_pipeline.automation.instance_calls import latest_checks
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import metadata
-from caf_pipeline.defs.asset_checks import proof_description, proof_severity
-from caf_pipeline.defs.evaluations import evaluation_target
+from caf_pipeline.defs.asset_checks import (
+    look_at_completeness,
+    look_at_space,
+    proof_description,
+    proof_severity,
+)
+from caf_pipeline.defs.evaluations import evaluation_of, evaluation_target
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
@@ -39,8 +47,11 @@ from caf_pipeline.errors import HITS_EVERY_CHUNK, CafError, HeldByOther, UsageEr
 from caf_pipeline.naming import (
     BEFORE_BACKFILLS,
     CHUNK_IS_PROVEN,
+    LOOK_JOB,
     PRUNE_JOB,
+    SOURCE_IS_COMPLETE,
     SOURCE_TAG,
+    STORAGE_PLAN_LASTS,
     UPLOAD_POOL,
     JobKind,
     job_name,
@@ -53,6 +64,10 @@ if TYPE_CHECKING:
     from caf_pipeline.maintenance.repair import RepairReport
 
 Reports = Iterator[AssetCheckEvaluation | Output[None]]
+
+
+COMPLETENESS_SECONDS: Final = 20 * 3600
+"""A look counts the whole inventory. Less than a day, since looks do not begin to the second."""
 
 
 class RepairConfig(Config):
@@ -87,8 +102,8 @@ def source_maintenance_jobs(source: str) -> list[JobDefinition]:
             _prove_op(source),
             "Check stored chunks again: the store's proofs, and samples read back from each copy. "
             "Chunks that look wrong in the store's listings come first, then those checked longest "
-            f"ago. Runs hourly on Jackal. The check {CHUNK_IS_PROVEN} of each partition shows "
-            "the results.",
+            f"ago. The job {LOOK_JOB} does the same on Jackal. The check {CHUNK_IS_PROVEN} of each "
+            "partition shows the results.",
         ),
         job(
             "repair",
@@ -105,6 +120,68 @@ def source_maintenance_jobs(source: str) -> list[JobDefinition]:
     ]
 
 
+def look_job(sources: Sequence[str], *, has_wallet: bool) -> JobDefinition:
+    """Return the job that looks at what all sources have stored."""
+    ops = [_completeness_op(source) for source in sources]
+    if has_wallet:
+        ops += [look(source) for source in sources for look in (_prove_op, _space_op)]
+    also = ", proofs and samples of stored chunks, and the bought space" if has_wallet else ""
+    return GraphDefinition(name=LOOK_JOB, node_defs=ops).to_job(
+        tags=BEFORE_BACKFILLS,
+        description=f"Check for all sources, once a day, whether every object is located{also}. "
+        "The results are checks of the assets. Nothing is planned, archived or paid.",
+        executor_def=in_process_executor,
+    )
+
+
+def _completeness_op(source: str) -> OpDefinition:
+    return _check_op(
+        source,
+        "look_at_completeness",
+        "Check whether all objects of the latest whole inventory are located, if no run checked it "
+        "today.",
+        ("s3_inventory", SOURCE_IS_COMPLETE),
+        look_at_completeness,
+        at_most_every=COMPLETENESS_SECONDS,
+    )
+
+
+def _space_op(source: str) -> OpDefinition:
+    return _check_op(
+        source,
+        "look_at_space",
+        "Check whether the bought space expires or fills up within jackal.warn_days.",
+        ("chunk_plan", STORAGE_PLAN_LASTS),
+        look_at_space,
+    )
+
+
+def _check_op(
+    source: str,
+    name: str,
+    description: str,
+    check: tuple[str, str],
+    look: Callable[[RunContext], AssetCheckResult],
+    *,
+    at_most_every: float = 0,
+) -> OpDefinition:
+    # `check` is the asset and the name of the check that shows the result.
+    @_op(source, name, description)
+    def look_at_source(context: OpExecutionContext) -> Reports:
+        key = context.resources.caf_run.asset_keys.check_key(source, *check)
+        last = latest_checks(context.instance, [key]).get(key)
+        if last is not None and time.time() - last.create_timestamp < at_most_every:
+            yield Output(None)
+            return
+        result = attempt_step(context, source, look)
+        if result is not None:
+            latest = context.instance.fetch_materializations(key.asset_key, limit=1).records
+            yield evaluation_of(result, key, evaluation_target(latest[0]) if latest else None)
+            yield Output(None)
+
+    return look_at_source
+
+
 def _op(
     source: str, name: str, description: str, *, repairs: bool = False
 ) -> Callable[[Callable[..., Reports]], OpDefinition]:
@@ -118,6 +195,7 @@ def _op(
     )
 
 
+@cache  # two jobs have it
 def _prove_op(source: str) -> OpDefinition:
     @_op(
         source,

@@ -1,10 +1,10 @@
-"""Schedules: daily plans and audits, and hourly checks of stored chunks and bought space.
+"""Schedules: daily plans, and looks at what is stored.
 
 The daily plan finds objects that the sensors missed.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Final, Literal
 
@@ -19,11 +19,11 @@ from dagster import (
 
 from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launching import UNFINISHED
-from caf_pipeline.naming import PRUNE_JOB, job_name, reconcile_name
+from caf_pipeline.naming import LOOK_JOB, PRUNE_JOB, job_name, new_objects_name, reconcile_name
 
 _HOUR: Final = 3
 
-ScheduledJob = Literal["plan", "audit", "prove", "storage_plan"]
+ScheduledJob = Literal["plan", "look"]
 
 
 def _unless_under_way(job: str, context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
@@ -34,85 +34,44 @@ def _unless_under_way(job: str, context: ScheduleEvaluationContext) -> RunReques
     return RunRequest()
 
 
-def source_schedules(
-    source: str,
-    *,
-    automatic: bool,
-    on_jackal: bool,
-    has_nodes: bool,
-    crons: Mapping[ScheduledJob, str],
-) -> list[ScheduleDefinition]:
-    """Return a source's schedules, whose minute its name determines unless `crons` has the job.
+def plan_schedule(source: str, *, automatic: bool, cron: str | None) -> ScheduleDefinition:
+    """Return a source's daily plan, whose minute its name determines without `cron`."""
+    return ScheduleDefinition(
+        name=reconcile_name(source),
+        job_name=job_name(source, "plan"),
+        cron_schedule=cron or f"{_minute(source)} {_HOUR} * * *",
+        execution_timezone="UTC",
+        default_status=DefaultScheduleStatus.RUNNING
+        if automatic
+        else DefaultScheduleStatus.STOPPED,
+        description="Takes a whole inventory, plans the objects that are not archived yet, and "
+        f"checks whether the source is complete. On by default if [sources.{source}] says "
+        "'automatic = true'. You may switch it off: then objects that the sensor "
+        f"{new_objects_name(source)} missed are not noticed.",
+    )
 
-    Schedules that need the network are off until the settings name nodes.
-    """
-    minute = zlib.crc32(source.encode()) % 60
 
-    def schedule(
-        name: str,
-        job: ScheduledJob,
-        hour: int | str,
-        description: str,
-        *,
-        running: bool = True,
-        one_at_a_time: bool = False,
-    ) -> ScheduleDefinition:
-        return ScheduleDefinition(
-            execution_fn=partial(_unless_under_way, job_name(source, job))
-            if one_at_a_time
-            else None,
-            name=name,
-            job_name=job_name(source, job),
-            cron_schedule=crons.get(job, f"{minute} {hour} * * *"),
-            execution_timezone="UTC",
-            default_status=DefaultScheduleStatus.RUNNING
-            if running
-            else DefaultScheduleStatus.STOPPED,
-            description=description,
-        )
+def look_schedule(
+    sources: Iterable[str], *, has_wallet: bool, cron: str | None
+) -> ScheduleDefinition:
+    """Return the schedule of looks at all sources."""
+    hour = "*" if has_wallet else _HOUR + 2
+    also = "proofs and samples of some stored chunks and the bought space, and daily " * has_wallet
+    return ScheduleDefinition(
+        name=f"{LOOK_JOB}_at_sources",
+        job_name=LOOK_JOB,
+        execution_fn=partial(_unless_under_way, LOOK_JOB),
+        cron_schedule=cron or f"{_minute(min(sources))} {hour} * * *",
+        execution_timezone="UTC",
+        default_status=DefaultScheduleStatus.RUNNING,
+        description=f"Checks {also}whether all objects of the latest whole inventories are "
+        "located. Archives and pays nothing. You may switch it off: then damage is "
+        "noticed only when an object is read, or by 'caf prove'.",
+    )
 
-    schedules = [
-        schedule(
-            reconcile_name(source),
-            "plan",
-            _HOUR,
-            "Takes a whole inventory, plans the objects that are not archived yet, and checks "
-            f"whether the source is complete. On by default if [sources.{source}] says "
-            "'automatic = true'.",
-            running=automatic,
-        ),
-        schedule(
-            f"{job_name(source, 'audit')}_daily",
-            "audit",
-            _HOUR + 2,
-            "Checks whether all objects of the latest whole inventory are located. Plans and "
-            "archives nothing. Off by default if the source is automatic, since its daily plan "
-            "checks the same.",
-            running=not automatic,
-        ),
-        schedule(
-            f"{job_name(source, 'prove')}_hourly",
-            "prove",
-            "*",
-            "Checks the proofs of stored chunks and reads samples back, starting with the chunks "
-            "checked longest ago.",
-            # A folder has no proofs, but reading chunks back is useful there, too.
-            running=on_jackal and has_nodes,
-            one_at_a_time=True,
-        ),
-    ]
-    if on_jackal:
-        schedules.append(
-            schedule(
-                f"{job_name(source, 'storage_plan')}_hourly",
-                "storage_plan",
-                "*",
-                "Checks whether the bought space expires or fills up within jackal.warn_days.",
-                running=has_nodes,
-                one_at_a_time=True,
-            )
-        )
-    return schedules
+
+def _minute(source: str) -> int:
+    return zlib.crc32(source.encode()) % 60
 
 
 def prune_schedule(days: int) -> ScheduleDefinition:

@@ -136,7 +136,8 @@ def launching_sensor(
             "operator acts. When no chunk of a source has work left, the sensor checks whether the "
             "source is complete. It is on by default if any source has 'automatic = true', and "
             "then serves only automatic sources. If no source is automatic, you can switch it on "
-            "here for all sources."
+            "here for all sources. You may switch it off: then chunks are archived only by "
+            "backfills and by 'caf run'."
         ),
     )
     def launch_chunks(context: SensorEvaluationContext) -> TickResult:
@@ -200,7 +201,8 @@ def dead_runs_sensor() -> SensorDefinition:
         description=(
             "Marks archive runs as failed if their process on this machine was killed, and frees "
             "their pool slots. Runs of other code are not touched, nor are those of other "
-            "machines. Skips if Dagster's run monitoring checks the processes of runs."
+            "machines. Skips if Dagster's run monitoring checks the processes of runs, and may "
+            "then be switched off."
         ),
     )
     def end_dead_runs(context: SensorEvaluationContext) -> SkipReason:

@@ -10,10 +10,13 @@ from dagster import (
 )
 from pydantic import SecretStr
 
+from caf_pipeline.asset_keys import DEFAULT_KEYS
+from caf_pipeline.automation.instance_calls import latest_checks
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.defs.build import build_own_defs
+from caf_pipeline.defs.build import build_defs, build_own_defs
 from caf_pipeline.errors import ChainUnreachable
 from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.naming import SOURCE_IS_COMPLETE, STORAGE_PLAN_LASTS
 from caf_pipeline.settings import JackalSettings, Settings, SourceSettings, StoreSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.system.processes import this_process
@@ -30,6 +33,7 @@ pytest_plugins = [
     "caf_pipeline_tests.support.jackal_network",
 ]
 
+LOOK = "caf_look"
 ARCHIVE, PROVE, REPAIR = "caf_archive_my_source", "caf_prove_my_source", "caf_repair_my_source"
 CHUNK = AssetKey(["my-source", "stored_chunk"])
 PROVEN = AssetCheckKey(CHUNK, "caf_chunk_is_proven")
@@ -358,39 +362,74 @@ def started(kind: str = "jackal", lcd=("https://lcd.example",), **its) -> dict[s
 READ_ONLY = {
     "caf_watch_sources": True,
     "caf_end_dead_runs": True,
-    "caf_prove_a_hourly": True,
-    "caf_storage_plan_a_hourly": True,
+    "caf_look_at_sources": True,
     "caf_prune_events_daily": False,
 }
 
 
+AUTOMATIC = ("caf_new_objects_a", "caf_launch_chunks", "caf_reconcile_a_daily")
+
+
 def test_nothing_archives_or_pays_by_itself_by_default():
-    off = dict.fromkeys(("caf_new_objects_a", "caf_launch_chunks", "caf_reconcile_a_daily"), False)
-    assert started() == {**READ_ONLY, **off, "caf_audit_a_daily": True}
-
-
-def test_nothing_asks_a_network_without_nodes():
-    is_on = started(lcd=())
-    assert not is_on["caf_prove_a_hourly"]
-    assert not is_on["caf_storage_plan_a_hourly"]
+    assert started() == {**READ_ONLY, **dict.fromkeys(AUTOMATIC, False)}
 
 
 def test_an_automatic_source_is_planned_and_archived_by_itself():
-    on = dict.fromkeys(("caf_new_objects_a", "caf_launch_chunks", "caf_reconcile_a_daily"), True)
-    assert started(automatic=True) == {**READ_ONLY, **on, "caf_audit_a_daily": False}
+    assert started(automatic=True) == {**READ_ONLY, **dict.fromkeys(AUTOMATIC, True)}
     assert not started(automatic=True, watch_interval_seconds=0)["caf_new_objects_a"]
 
 
-def test_an_hourly_schedule_skips_while_a_run_is_under_way(on_jackal):
-    schedule = on_jackal.defs.resolve_schedule_def("caf_prove_my_source_hourly")
+WALLET = JackalSettings(lcd=("https://lcd.example",), mnemonic="word " * 12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "jackal", "cron"),
+    [
+        ("jackal", WALLET, "* * * *"),
+        ("jackal", WALLET.model_copy(update={"lcd": ()}), "5 * * *"),
+        ("jackal", WALLET.model_copy(update={"mnemonic": None}), "5 * * *"),
+        ("directory", WALLET, "5 * * *"),
+    ],
+    ids=["wallet", "no nodes", "no wallet", "folder"],
+)
+def test_network_is_looked_at_only_with_a_wallet(kind, jackal, cron):
+    sources = {name: SourceSettings(bucket="b") for name in ("a", "b")}
+    defs = build_defs(Settings(store=StoreSettings(kind=kind), jackal=jackal, sources=sources))
+    schedule = defs.resolve_schedule_def("caf_look_at_sources")
+    assert schedule.cron_schedule.partition(" ")[2] == cron
+    has_wallet = cron.startswith("*")
+    ops = {node.name for node in defs.resolve_job_def("caf_look").nodes}
+    assert ("caf_b__prove_chunks" in ops) == ("caf_b__look_at_space" in ops) == has_wallet
+    assert {"caf_a__look_at_completeness", "caf_b__look_at_completeness"} <= ops
+    assert any("storage_plan" in job.name for job in defs.jobs) == has_wallet
+
+
+def test_looks_skip_while_a_run_is_under_way(on_jackal):
+    schedule = on_jackal.defs.resolve_schedule_def("caf_look_at_sources")
     context = build_schedule_context(on_jackal.instance)
     assert len(schedule.evaluate_tick(context).run_requests) == 1
     run = on_jackal.instance.create_run_for_job(
-        on_jackal.defs.resolve_job_def(PROVE), status=DagsterRunStatus.STARTED
+        on_jackal.defs.resolve_job_def(LOOK), status=DagsterRunStatus.STARTED
     )
     tick = schedule.evaluate_tick(context)
     assert tick.run_requests == []
-    assert tick.skip_message == f"Run {run.run_id} of {PROVE} is under way."
+    assert tick.skip_message == f"Run {run.run_id} of {LOOK} is under way."
+
+
+def test_look_checks_space_each_time_and_completeness_daily(on_jackal):
+    space = DEFAULT_KEYS.check_key("my-source", "chunk_plan", STORAGE_PLAN_LASTS)
+    complete = DEFAULT_KEYS.check_key("my-source", "s3_inventory", SOURCE_IS_COMPLETE)
+
+    def look():
+        result = on_jackal.execute(LOOK)
+        assert result.success
+        latest = latest_checks(on_jackal.instance, [space, complete])
+        return result.run_id, latest[space].run_id, latest[complete].run_id
+
+    first, *runs = look()
+    assert runs == [first, first]
+    second, *runs = look()
+    assert runs == [second, first]
 
 
 def test_the_run_says_what_was_looked_at_in_bulk(mine, network, wallet):
@@ -405,12 +444,6 @@ def test_the_run_says_what_was_looked_at_in_bulk(mine, network, wallet):
     assert (output["suspected"].value, output["listed_in_bulk"].value) == (0, 0)
     assert "0 of 0 located chunks" in output["bulk_look"].value
     assert output["last_whole_bulk_look"].value > 0
-
-
-def test_in_a_folder_there_is_no_space_to_look_at():
-    is_on = started("directory")
-    assert "caf_storage_plan_a_hourly" not in is_on
-    assert not is_on["caf_prove_a_hourly"]
 
 
 def test_no_chunk_is_launched_only_to_be_refused(mine, network, wallet):
