@@ -509,7 +509,9 @@ class Settings(BaseSettings):
         place = f"in {self._file}" if self._file else "in the environment, and there is no caf.toml"
         existing = f"the sources are: {', '.join(names)}" if names else "there are no sources"
         near = nearest(name, names)
-        hint = f"did you mean '{near}'?" if near else "docs/reference/settings.md describes sources"
+        hint = "'caf help docs/reference/settings.md' describes sources"
+        if near:
+            hint = f"did you mean '{near}'?"
         return SettingsError(f"there is no source '{name}' {place}; {existing}", hint=hint)
 
 
@@ -592,7 +594,7 @@ def _find_file(path: Path | None) -> tuple[Path, bool]:
         f"there is no {DEFAULT_CONFIG} in the working directory, {folder or 'which was removed'}, "
         f"or a folder above it, and {CONFIG_VARIABLE} is not set",
         hint=f"go to the folder that has it, or set {CONFIG_VARIABLE} to its path; "
-        "docs/reference/settings.md describes the file",
+        "'caf help docs/reference/settings.md' describes the file",
     )
 
 

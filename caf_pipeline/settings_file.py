@@ -12,14 +12,15 @@ from caf_pipeline.setting_values import MAX_SOURCE_NAME
 from caf_pipeline.system.atomic_files import WholeFile
 
 _HEAD: Final = """\
-# What caf-pipeline archives, and where. docs/reference/settings.md lists every setting.
+# What caf-pipeline archives, and where. `caf help docs/reference/settings.md` lists every setting.
 # Secrets come from the environment, never from this file: S3 keys, the wallet's words, passwords.
 
 [store]
 """
 
 _JACKAL: Final = """\
-kind = "jackal"  # docs/how-to/connect-jackal.md; "directory" keeps chunks as files in `folder`
+# `caf help docs/how-to/connect-jackal.md` has the steps. "directory" keeps chunks in `folder`.
+kind = "jackal"
 """
 
 _SOURCE: Final = """

@@ -207,8 +207,8 @@ def _require_jackal(settings: Settings) -> None:
     if settings.store.kind != "jackal":
         raise SettingsError(
             f"store.kind is '{settings.store.kind}', so no chunk is on Jackal",
-            hint='set store.kind = "jackal" in caf.toml; docs/how-to/connect-jackal.md has the '
-            "other steps",
+            hint='set store.kind = "jackal" in caf.toml; \'caf help '
+            "docs/how-to/connect-jackal.md' has the other steps",
         )
 
 

@@ -1,6 +1,7 @@
 """`caf version`, `caf help` and `caf completion`: about the command line itself."""
 
 import os
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
@@ -8,6 +9,9 @@ import typer.main
 from typer.completion import completion_init, shell_complete  # type: ignore[attr-defined]
 
 from caf_pipeline.cli import COMPLETE_VARIABLE
+from caf_pipeline.errors import UsageError
+
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
 
 _LINE_VARIABLES: Final = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # of bash, and of other shells
 
@@ -25,25 +29,42 @@ def version() -> None:
 
 def show_help(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="All commands by default.")
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND... | PAGE]", help="All commands by default."),
     ] = None,
 ) -> None:
-    r"""Print the help of a command, as COMMAND --help does.
+    r"""Print the help of a command, or a page of the docs.
+
+    The help of a command is what COMMAND --help prints. PAGE is a path such as
+    docs/how-to/restore.md, which help and errors name. `docs` is the list of all pages.
 
     \b
-    Example:
+    Examples:
       caf help jackal buy
+      caf help docs/how-to/connect-jackal.md | less
 
     \b
     Exit status: 0
-      2  No such command.
+      2  No such command or page.
     """
+    if words and (words[0] == "docs" or words[0].startswith("docs/")):
+        typer.echo(_page(words[0]), nl=False)
+        return
     from caf_pipeline.cli.app import build  # noqa: PLC0415  it loads this module by name
 
     words = words or []
     typer.main.get_command(build(words[0] if words else "")).main(
         args=[*words, "--help"], prog_name="caf", standalone_mode=False
     )
+
+
+def _page(name: str) -> str:
+    path = Path("docs/index.md" if name in ("docs", "docs/") else name.partition("#")[0])
+    if path.suffix == ".md" and ".." not in path.parts:
+        for folder in (_PACKAGE, _PACKAGE.parent):  # installed, or in a checkout
+            if (folder / path).is_file():
+                return (folder / path).read_text(encoding="utf-8")
+    raise UsageError(f"there is no page {name!r}.", hint="caf help docs lists the pages.")
 
 
 def completion(

@@ -42,6 +42,8 @@ def _options(
     command can also end with 1 (this machine refuses something, or a bug), 2 (wrong arguments), 8
     (the output cannot be written), 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP or a closed terminal)
     and 141 (the reader of the output left).
+
+    Help and errors name pages such as docs/how-to/restore.md: `caf help PAGE` prints one.
     """
     _show_help(context)
 
@@ -96,7 +98,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "rebuild": ("rebuild", "Restore a lost ledger, or lost rows, from the chunks."),
     "adopt": ("adopt", "Adopt CAF files that other programs posted."),
     "version": ("about", "Print the version, as --version does."),
-    "help": ("about:show_help", "Print the help of a command, as COMMAND --help does."),
+    "help": ("about:show_help", "Print the help of a command, or a page of the docs."),
     "completion": ("about", "Print the script that lets a shell complete `caf`."),
 }
 """Module (and function, if named otherwise) and summary, in the order of help."""

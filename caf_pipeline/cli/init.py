@@ -205,5 +205,5 @@ def _say_what_is_next(name: str, store: Store, made: Sequence[Path], address: st
     if address:
         note(f"the wallet's address is {address}")
     if store == "jackal":
-        note("first: docs/how-to/connect-jackal.md, for nodes, coins and space")
+        note("first: caf help docs/how-to/connect-jackal.md, for nodes, coins and space")
     note(f"next: caf plan {name}, then caf run {name}; caf ui shows runs in a browser")

@@ -74,7 +74,9 @@ _NOBODYS_PID: Final = str((1 << 31) - 1)  # above any system's highest pid
 _USERS: Final = ("pgserver", "postgres", "nobody")
 """The first that exists runs root's server: Postgres refuses to run as root."""
 
-_OWN_SERVER: Final = "use your own Postgres: `database_url` in docs/reference/settings.md"
+_OWN_SERVER: Final = (
+    "use your own Postgres: `database_url` in 'caf help docs/reference/settings.md'"
+)
 
 PLACE_VARIABLE: Final = "CAF_ROOT_POSTGRES"
 _PLACE: Final = "/var/lib/caf-pipeline"

@@ -389,8 +389,8 @@ class LogSearch:
         if _QUERY_ACCEPTED not in text:
             raise UsageError(
                 f"clp-s refuses the query {self._query!r}: {_reason(text)}",
-                hint="docs/how-to/search-logs.md describes queries such as: level: ERROR AND msg: "
-                "*timeout*",
+                hint="'caf help docs/how-to/search-logs.md' describes queries such as: level: "
+                "ERROR AND msg: *timeout*",
             )
 
 

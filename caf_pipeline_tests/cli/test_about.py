@@ -1,10 +1,13 @@
 """`caf version`, `caf help` and `caf completion`."""
 
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+import caf_pipeline
 from caf_pipeline_tests.support.command_line import CAF, CommandLine
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
@@ -33,6 +36,19 @@ def test_a_command_prints_what_its_option_prints(tmp_path, command, option):
 
 def test_help_of_an_unknown_command_fails(tmp_path):
     assert CommandLine(tmp_path, {})("help", "nope").status == 2
+
+
+def test_every_page_that_a_text_names_can_be_printed(tmp_path):
+    caf, package = CommandLine(tmp_path, {}), Path(caf_pipeline.__file__).parent
+    text = "".join(path.read_text() for path in package.rglob("*.py"))
+    for name in {"docs", *re.findall(r"docs/[\w/.-]+\.md", text)}:
+        done = caf("help", name)
+        assert (done.status, done.out[:2]) == (0, b"# "), (name, done.err)
+
+
+@pytest.mark.parametrize("name", ["docs/none.md", "docs/../pyproject.toml", "docs/schema_page.py"])
+def test_only_pages_of_the_documentation_are_printed(tmp_path, name):
+    assert CommandLine(tmp_path, {})("help", name).status == 2
 
 
 @pytest.mark.parametrize(

@@ -151,10 +151,12 @@ def test_each_command_does_its_work_as_it_is_installed(
 
 DEFINITIONS = """
 from importlib import metadata, resources
+from caf_pipeline.cli import about
 from caf_pipeline.definitions import defs
 
 print(defs.resolve_job_def("caf_archive_src").name)
 print(resources.files("caf_pipeline").joinpath("py.typed").is_file())
+print(about._page("docs/how-to/connect-jackal.md").splitlines()[0])
 print(metadata.metadata("caf-pipeline")["License-Expression"])
 print([file.name for file in metadata.files("caf-pipeline") if "licenses" in file.parts])
 """
@@ -173,7 +175,13 @@ def test_installed_package_has_definitions_types_and_license(tmp_path, s3_server
         check=False,
     )
     lines = run.stdout.splitlines()
-    assert lines == ["caf_archive_src", "True", "Apache-2.0", "['LICENSE']"], run.stderr
+    assert lines == [
+        "caf_archive_src",
+        "True",
+        "# Connect to Jackal",
+        "Apache-2.0",
+        "['LICENSE']",
+    ], run.stderr
 
 
 def test_the_summaries_are_those_of_the_commands():

@@ -102,7 +102,7 @@ class Reports:
             raise SettingsError(
                 f"source '{self.source.source}' has no inventory reports: "
                 f"{self.source.setting('inventory')} is not set",
-                hint="docs/how-to/inventory-reports.md describes how to set up S3 Inventory",
+                hint="'caf help docs/how-to/inventory-reports.md' describes how to set it up",
             )
         if name and not (
             len(name) >= len(_DAY_FORM) and _DATED.fullmatch(name + _NAME_FORM[len(name) :])
