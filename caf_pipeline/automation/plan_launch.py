@@ -1,7 +1,6 @@
 """The run of a plan launches its chunks, and does not wait for a tick of the sensor."""
 
 from dagster import AssetExecutionContext, DagsterError
-from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation import instance_calls
@@ -21,6 +20,8 @@ def launch_planned(
     Does nothing if the sensor is off, if the run has no code location, or if no queue starts runs.
     `caf run` archives what it plans itself. After an error, the sensor launches the chunks.
     """
+    from sqlalchemy.exc import SQLAlchemyError
+
     if context.run.tags.get(COMMAND_TAG):
         return []
     try:

@@ -33,6 +33,7 @@ from caf_pipeline.naming import (
     CHUNK_IS_PROVEN,
     CHUNK_READS_BACK,
     FEW_OBJECTS_ARE_SKIPPED,
+    LOOK_JOB,
     NO_CHUNK_IS_DAMAGED,
     NO_CHUNK_IS_PARKED,
     PLAN_ACCOUNTS,
@@ -150,8 +151,8 @@ def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Asse
                 "stored_chunk",
                 CHUNK_IS_PROVEN,
                 _chunk_is_proven,
-                f"{proven} The job {job_name(source, 'prove')} repeats the check regularly. A "
-                "chunk that fails is marked as damaged; "
+                f"{proven} The job {job_name(source, 'prove')} repeats the check, and on Jackal "
+                f"{LOOK_JOB} every hour. A chunk that fails is marked as damaged; "
                 f"{job_name(source, 'repair')} or 'caf repair' repairs it.{unverified}",
                 partitioned=True,
                 after="file_locations",  # it needs a located chunk, and holds the lease
