@@ -11,6 +11,7 @@
 #   make test-all       everything, also faults, fuzz inputs, daemons and the documents' commands; writes .ci/tested
 #   make lint types     ruff, mypy and, if cargo is installed, rustfmt and clippy
 #   make test-sqlalchemy-2.0   the ledger's tests with the newest SQLAlchemy 2.0
+#   make test-dagster-versions  the tests of our code for Dagster with the oldest and the newest version that the package allows
 #   make test-jackal    from an empty ledger to proofs, on the network of JACKAL_LCD or a loopback one
 #   make reliability    try every fault, and write docs/explanation/reliability.md
 #   make soak           the same, with more than 1,000 kills
@@ -48,7 +49,7 @@ FIND_PYTHON := for python in $(PYTHON) /usr/bin/python3 python3 python3.14 pytho
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup lint-native demo ui network test test-changed test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots wheel image lock clean
+.PHONY: help setup lint-native demo ui network test test-changed test-all test-sqlalchemy-2.0 test-dagster-versions test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots wheel image lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -108,6 +109,22 @@ test-sqlalchemy-2.0: $(READY)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(SQLALCHEMY_2_0) --upgrade --no-deps "sqlalchemy~=2.0.0"
 	PYTHONPATH=$(SQLALCHEMY_2_0) $(BIN)/python -c "import sqlalchemy; assert sqlalchemy.__version__ < '2.1'; print('SQLAlchemy', sqlalchemy.__version__)"
 	PYTHONPATH=$(SQLALCHEMY_2_0) $(BIN)/pytest caf_pipeline_tests/ledger --numprocesses auto --dist loadfile $(ARGS)
+
+# The packages of Dagster and the client of Kubernetes, which dagster-k8s depends on closely: the other ones are those of the lock. A version that .venv has is not tested again. Dagster's older
+# versions warn of deprecations of their own.
+DAGSTER_VERSIONS := $(CURDIR)/.caf/dagster
+DAGSTER_OLDEST := $(shell sed -n 's/.*"dagster>=\([0-9.]*\),.*/dagster==\1/p' pyproject.toml)
+DAGSTER_TESTS := caf_pipeline_tests/defs caf_pipeline_tests/automation caf_pipeline_tests/dagster_host caf_pipeline_tests/test_component.py
+
+test-dagster-versions: $(READY)
+	@mkdir -p $(DAGSTER_VERSIONS); set -e; for version in $(DAGSTER_OLDEST) dagster; do \
+	  folder=$(DAGSTER_VERSIONS)/$$version; \
+	  echo "$$version" | $(BIN)/uv pip compile --quiet --no-header --no-annotate --all-extras --python $(BIN)/python pyproject.toml - | grep -E '^(dagster|kubernetes)' >$$folder.txt; \
+	  if grep -qxF "$$(grep -o '^dagster==[^ ]*' requirements.lock)" $$folder.txt; then echo "$$version is that of requirements.lock"; continue; fi; \
+	  $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --upgrade --target $$folder --requirement $$folder.txt; \
+	  PYTHONPATH=$$folder $(BIN)/python -c "import dagster; print('Dagster', dagster.__version__)"; \
+	  PYTHONPATH=$$folder $(BIN)/pytest -W default -m 'not thorough' --hypothesis-profile few $(DAGSTER_TESTS) --numprocesses auto --dist loadfile $(ARGS); \
+	done
 
 test-jackal: $(READY)
 	$(BIN)/pytest caf_pipeline_tests/store/test_jackal_network.py $(ARGS)

@@ -12,7 +12,12 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.naming import ASSETS, DEAD_RUNS_SENSOR, LAUNCH_SENSOR, job_name
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine, opened_context
 from caf_pipeline_tests.support.dagster_project import make_project
-from caf_pipeline_tests.support.dagster_versions import find_uv, install_dagster, oldest_dagster
+from caf_pipeline_tests.support.dagster_versions import (
+    find_uv,
+    install_dagster,
+    oldest_dagster,
+    supported_dagster,
+)
 
 pytestmark = pytest.mark.thorough
 
@@ -29,7 +34,7 @@ def project(tmp_path_factory, request):
     packages = None
     if request.param != "installed":
         packages = tmp_path_factory.mktemp("packages")
-        requirement = oldest_dagster() if request.param == "oldest" else "dagster<2"
+        requirement = oldest_dagster() if request.param == "oldest" else supported_dagster()
         install_dagster(requirement, packages)
     project = make_project(tmp_path_factory.mktemp("project"), packages)
     options = ("--bucket", "my-photos", "--source", "photos", "--store-folder", "kept")

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from caf_pipeline.dagster_host.celery_launcher import CheckedCeleryRunLauncher
-from caf_pipeline.dagster_host.dagster_private import InstanceRef
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
+from caf_pipeline.dagster_private import InstanceRef
 from caf_pipeline.settings import load_settings
 
 ROOT = Path(__file__).parents[1]

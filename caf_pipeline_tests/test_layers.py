@@ -5,10 +5,11 @@ import ast
 import pytest
 from dagster import DagsterInstance
 
+from caf_pipeline import dagster_private
 from caf_pipeline_tests.support.package_modules import MODULES, RANK, imports_of, top
 
 ADAPTERS = {"source", "store", "ledger"}
-DAGSTER = {"naming", "asset_keys", "automation", "defs", "dagster_host"}
+DAGSTER = {"naming", "asset_keys", "dagster_private", "automation", "defs", "dagster_host"}
 LEDGER = "ledger.ledger.Ledger"
 """There is one ledger, so that everything above it may name its class."""
 
@@ -96,24 +97,30 @@ IN_A_PROJECT = [
 ]
 """Modules that a user's Dagster project loads."""
 
-NON_PUBLIC_CALLS = {"automation.instance_calls", "automation.pruning"}
-"""The second one prunes our own instance alone."""
-
 
 @pytest.mark.parametrize("module", IN_A_PROJECT)
 def test_projects_load_no_private_module_of_dagster(module):
     assert not [name for name in imports_of(module) if name.startswith("dagster._")]
 
 
-@pytest.mark.parametrize("module", sorted(set(IN_A_PROJECT) - NON_PUBLIC_CALLS))
-def test_non_public_methods_of_instances_have_one_module(module):
-    names = {
+def members_used(*owners):
+    """The attributes of all variables and attributes with these names, in the whole package."""
+    return {
         node.attr
-        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute)
-        and getattr(node.value, "attr", getattr(node.value, "id", "")) in {"instance", "_instance"}
+        and getattr(node.value, "attr", getattr(node.value, "id", "")) in owners
     }
-    assert not [name for name in names if not is_public(getattr(DagsterInstance, name))]
+
+
+def test_private_members_of_instances_are_listed():
+    used = members_used("instance", "_instance")
+    members = {name for name in used if hasattr(DagsterInstance, name)}
+    private = {name for name in members if not is_public(getattr(DagsterInstance, name))}
+    assert private == set(dagster_private.INSTANCE_MEMBERS)
+    assert members_used("event_log_storage", "log") >= set(dagster_private.EVENT_LOG_MEMBERS)
+    assert members_used("event_log_storage") <= set(dagster_private.EVENT_LOG_MEMBERS)
 
 
 def is_public(member):

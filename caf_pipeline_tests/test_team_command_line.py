@@ -9,7 +9,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 
 from caf_pipeline.dagster_host.backfill import DAEMON
-from caf_pipeline.dagster_host.dagster_private import WorkspaceFileTarget
+from caf_pipeline.dagster_private import WorkspaceFileTarget
 from caf_pipeline.naming import ASSETS, job_name
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine, expect_error
 from caf_pipeline_tests.support.dagster_private import DaemonHeartbeat, WorkspaceProcessContext

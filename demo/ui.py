@@ -30,9 +30,9 @@ from dagster import DagsterInstance
 # private to the Dagster version in `dagster_private`. The fallback is one `dg dev` with the keys.
 from dagster._cli.proxy_server_manager import ProxyServerManager
 
-from caf_pipeline.dagster_host.dagster_private import WorkspaceFileTarget
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.logging_filters import add_logging_filters
+from caf_pipeline.dagster_private import WorkspaceFileTarget
 from caf_pipeline.settings import load_settings
 from caf_pipeline.system.child_environment import Need, child_environment
 

@@ -21,10 +21,10 @@ from dagster import (
 )
 
 from caf_pipeline.asset_keys import AssetKeys
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.notify import post_json, send_mail
 from caf_pipeline.automation.tick import ask_in_time
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline.errors import AlertNotSent, LedgerError, with_hint
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import SourceProgress
@@ -35,7 +35,10 @@ from caf_pipeline.steps.conditions import DELAYS, Condition, ConditionKind, find
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 
-_EVALUATED: Final = {"SUCCEEDED", "FAILED"}
+_EVALUATED: Final = {
+    AssetCheckExecutionRecordStatus.SUCCEEDED,
+    AssetCheckExecutionRecordStatus.FAILED,
+}
 
 _SENT_KEY: Final = "told by each way"  # in the cursor; older cursors have names of sources there
 
@@ -356,13 +359,12 @@ def last_evaluations(
 
     A later run has yet to evaluate those, or ended before it did.
     """
-    latest = instance_calls.latest_checks(instance, keys)
-    unevaluated = {key for key, record in latest.items() if record.status.value not in _EVALUATED}
+    log = instance.event_log_storage
+    latest = log.get_latest_asset_check_execution_by_key(keys)
+    unevaluated = {key for key, record in latest.items() if record.status not in _EVALUATED}
     records = [record for key, record in latest.items() if key not in unevaluated]
     for key in unevaluated:
-        # Dagster does not export the type of a status, so take it from a record.
-        evaluated = {status for status in type(latest[key].status) if status.value in _EVALUATED}
-        records += instance_calls.check_history(instance, key, limit=1, status=evaluated)
+        records += log.get_asset_check_execution_history(key, limit=1, status=_EVALUATED)
     return {record.key: record.evaluation for record in records if record.evaluation}, unevaluated
 
 

@@ -10,7 +10,6 @@ from typing import Final
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launching import ENDED
 from caf_pipeline.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
 from caf_pipeline.system.processes import Holder, is_alive
@@ -44,7 +43,7 @@ def process_lives(run: DagsterRun) -> bool | None:
 def reap_dead_runs(instance: DagsterInstance) -> list[str]:
     """End all runs whose process is dead and free their pool slots; return their ids."""
     ended = []
-    for listed in instance_calls.get_runs(instance, RunsFilter(statuses=GOING_ON)):
+    for listed in instance.get_runs(RunsFilter(statuses=GOING_ON)):
         if process_lives(listed) is not False:
             continue
         # Read the status after the process: the run may have ended since it was listed.
@@ -53,20 +52,30 @@ def reap_dead_runs(instance: DagsterInstance) -> list[str]:
             continue
         if run.status is DagsterRunStatus.CANCELING:
             message = "The run's process ended before it could report the cancellation."
-            instance_calls.report_run_canceled(instance, run, message)
+            instance.report_run_canceled(run, message)
         else:
             message = "The run's process is gone: it was killed, or the machine was restarted."
-            instance_calls.report_run_failed(instance, run, message)
-        instance_calls.free_pool_slots(instance, run.run_id)
+            instance.report_run_failed(run, message)
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
         ended.append(run.run_id)
     return ended
 
 
+def ends_dead_runs(instance: DagsterInstance) -> bool:
+    """Return whether run monitoring is on, with a launcher that knows whether a run is alive."""
+    launcher = instance.run_launcher
+    return bool(instance.run_monitoring_enabled and launcher.supports_check_run_worker_health)
+
+
 def free_slots_of_ended_runs(instance: DagsterInstance) -> None:
     """Free slots of our pools that an ended run still holds, e.g. one that a code server ended."""
-    runs = instance_calls.runs_with_slots(instance, (S3_POOL, UPLOAD_POOL))
+    pools = [
+        instance.event_log_storage.get_concurrency_info(pool) for pool in (S3_POOL, UPLOAD_POOL)
+    ]
+    runs = {slot.run_id for pool in pools for slot in pool.claimed_slots}
+    runs |= {step.run_id for pool in pools for step in pool.pending_steps}
     if runs:
         long_ago = datetime.now(UTC) - timedelta(seconds=FREE_SLOTS_SECONDS)
         ended = RunsFilter(run_ids=[*runs], statuses=ENDED, updated_before=long_ago)
-        for run in instance_calls.get_runs(instance, ended):
-            instance_calls.free_pool_slots(instance, run.run_id)
+        for run in instance.get_runs(ended):
+            instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)

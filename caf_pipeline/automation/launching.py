@@ -19,8 +19,8 @@ from dagster import (
 )
 
 from caf_pipeline.asset_keys import AssetKeys
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.dagster_private import BulkActionStatus
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import LaunchableChunk
 from caf_pipeline.naming import (
@@ -150,7 +150,7 @@ def _count_unfinished_runs(
         return 0
     tags = {} if backfills is None else {BACKFILL_TAG: backfills}
     runs = RunsFilter(job_name=job_name(source, "archive"), statuses=UNFINISHED, tags=tags)
-    return instance_calls.count_runs(instance, runs)
+    return instance.get_runs_count(runs)
 
 
 def runs_of(instance: DagsterInstance, chunks: Sequence[str]) -> Mapping[str, Sequence[RunRecord]]:
@@ -179,13 +179,7 @@ class Backfills:
 
     def __init__(self, instance: DagsterInstance, keys: AssetKeys) -> None:
         self._keys = keys
-        latest = instance_calls.get_backfills(instance, limit=1)
-        # Dagster does not export the type of a backfill's status, so take it from a backfill.
-        unfinished = (
-            instance_calls.get_backfills(instance, status=type(latest[0].status)("REQUESTED"))
-            if latest
-            else ()
-        )
+        unfinished = instance.get_backfills(status=BulkActionStatus.REQUESTED)
         self.ids = [backfill.backfill_id for backfill in unfinished]
         self.of_jobs = [
             backfill.backfill_id for backfill in unfinished if backfill.partition_names is not None
@@ -239,17 +233,17 @@ def give_up_lost_retries(
     for backfill in backfills:
         tags = {BACKFILL_TAG: backfill}
         unfinished = RunsFilter(tags=tags, statuses=UNFINISHED)
-        if instance_calls.get_runs(instance, unfinished, limit=1):
+        if instance.get_runs(unfinished, limit=1):
             continue  # the backfill is still working, so there is no need to read its failed runs
         lost = RunsFilter(
             tags={**tags, WILL_RETRY_TAG: "true"},
             statuses=[DagsterRunStatus.FAILURE],
             updated_before=long_ago,
         )
-        for run in instance_calls.get_runs(instance, lost):
+        for run in instance.get_runs(lost):
             archives = run.job_name in jobs or not assets.isdisjoint(run.asset_selection or ())
             if run.is_complete_and_waiting_to_retry and archives:
-                instance_calls.add_run_tags(instance, run.run_id, {WILL_RETRY_TAG: "false"})
+                instance.add_run_tags(run.run_id, {WILL_RETRY_TAG: "false"})
 
 
 def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) -> None:
@@ -264,8 +258,8 @@ def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) ->
         created_before=long_ago,
     )
     message = "The run was never submitted: the process that created it was killed."
-    for run in instance_calls.get_runs(instance, lost, limit=PAGE):
-        instance_calls.report_run_failed(instance, run, message)
+    for run in instance.get_runs(lost, limit=PAGE):
+        instance.report_run_failed(run, message)
 
 
 def audits_due(
@@ -278,7 +272,9 @@ def audits_due(
     check_keys = {
         source: keys.check_key(source, "s3_inventory", SOURCE_IS_COMPLETE) for source in sources
     }
-    checks = instance_calls.latest_checks(instance, list(check_keys.values()))
+    checks = instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        list(check_keys.values())
+    )
     due = []
     for source, key in check_keys.items():
         last = checks.get(key)

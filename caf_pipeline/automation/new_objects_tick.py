@@ -13,7 +13,6 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from dagster import RunRequest, RunsFilter, SensorEvaluationContext, SensorResult, SkipReason
 
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launch_tick import MIN_TIME_LEFT
 from caf_pipeline.automation.launching import UNFINISHED, is_backing_off
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
@@ -125,7 +124,7 @@ class NewObjectsTick:
                 self.queue_error = error
                 self.notes.append(f"{with_hint(error)}.")
         planning_runs = RunsFilter(job_name=job_name(self.source, "plan"), statuses=UNFINISHED)
-        if busy := instance_calls.get_runs(self.context.instance, planning_runs, limit=1):
+        if busy := self.context.instance.get_runs(planning_runs, limit=1):
             return self._skip(f"Run {busy[0].run_id} is planning this source already.")
         if self._source_settings.inventory and (request := self._new_report()):
             return SensorResult([request], cursor=self.context.cursor)

@@ -1,13 +1,21 @@
 """The run of a plan launches its chunks, and does not wait for a tick of the sensor."""
 
-from dagster import AssetExecutionContext, DagsterError
+from dagster import (
+    AssetExecutionContext,
+    DagsterError,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    QueuedRunCoordinator,
+    RunRequest,
+    RunsFilter,
+)
 
 from caf_pipeline.asset_keys import AssetKeys
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launch_tick import LaunchTick
 from caf_pipeline.automation.tick import TICK_SECONDS
+from caf_pipeline.dagster_private import InstigatorStatus, JobPythonOrigin, RemoteJobOrigin
 from caf_pipeline.errors import CafError, first_line
-from caf_pipeline.naming import COMMAND_TAG, LAUNCH_SENSOR
+from caf_pipeline.naming import COMMAND_TAG, LAUNCH_SENSOR, PARTITION_TAG, RUN_KEY_TAG, SENSOR_TAG
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.deadline import Deadline, Overdue
 
@@ -25,13 +33,13 @@ def launch_planned(
     if context.run.tags.get(COMMAND_TAG):
         return []
     try:
-        if not instance_calls.may_queue_like(context, LAUNCH_SENSOR):
+        if not may_queue_like(context, LAUNCH_SENSOR):
             return []
         tick = LaunchTick(context, settings, Deadline(TICK_SECONDS), keys)
         queued = [
             str(request.partition_key)
             for request in tick.requests_of(source)
-            if instance_calls.queue_run_of_sensor(context, LAUNCH_SENSOR, request)
+            if queue_run_of_sensor(context, LAUNCH_SENSOR, request)
         ]
         for note in tick.notes:
             context.log.warning(note)
@@ -43,3 +51,49 @@ def launch_planned(
     if queued:
         context.log.info(f"Launched {', '.join(queued)}.")
     return queued
+
+
+def may_queue_like(context: AssetExecutionContext, sensor: str) -> bool:
+    """Return whether a sensor of the run's code location is on, and queued runs are started."""
+    origin = context.run.remote_job_origin
+    if origin is None or not isinstance(context.instance.run_coordinator, QueuedRunCoordinator):
+        return False
+    repository = context.repository_def
+    if not repository.has_sensor_def(sensor):
+        return False
+    states = context.instance.all_instigator_state(
+        repository_selector_id=origin.repository_origin.get_selector_id()
+    )
+    status = next((state.status for state in states if state.instigator_name == sensor), None)
+    # Someone may have switched it in the UI.
+    if status in (InstigatorStatus.RUNNING, InstigatorStatus.STOPPED):
+        return status is InstigatorStatus.RUNNING
+    return repository.get_sensor_def(sensor).default_status is DefaultSensorStatus.RUNNING
+
+
+def queue_run_of_sensor(context: AssetExecutionContext, sensor: str, request: RunRequest) -> bool:
+    """Queue a run in the run's code location; False if the sensor has already created it.
+
+    Dagster's daemon recognises the run by its tags if the sensor requests it, too.
+    """
+    assert request.job_name is not None
+    assert request.partition_key is not None
+    instance, origin, code = (
+        context.instance,
+        context.run.remote_job_origin,
+        context.run.job_code_origin,
+    )
+    assert origin is not None
+    tags = {**request.tags, PARTITION_TAG: request.partition_key, SENSOR_TAG: sensor}
+    if request.run_key:
+        tags[RUN_KEY_TAG] = request.run_key
+        if instance.get_runs(RunsFilter(tags={RUN_KEY_TAG: request.run_key}), limit=1):
+            return False
+    instance.create_run_for_job(
+        context.repository_def.get_job(request.job_name),
+        status=DagsterRunStatus.QUEUED,  # a killed process leaves no run that is never submitted
+        tags=tags,
+        remote_job_origin=RemoteJobOrigin(origin.repository_origin, request.job_name),
+        job_code_origin=code and JobPythonOrigin(request.job_name, code.repository_origin),
+    )
+    return True

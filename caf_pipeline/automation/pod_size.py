@@ -9,7 +9,6 @@ from typing import Final
 
 from dagster import DagsterInstance
 
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.settings import Settings
 
 POD_TAG: Final = "dagster-k8s/config"
@@ -29,7 +28,8 @@ def pod_tags(instance: DagsterInstance, settings: Settings, chunk_bytes: int) ->
     Kubernetes evicts a pod that uses more disk. There is none if runs are not pods, or if staging
     is below `home`, which all pods share.
     """
-    on_kubernetes = instance_calls.run_launcher_class(instance) in ON_KUBERNETES
+    launcher = instance.get_ref().run_launcher_data
+    on_kubernetes = launcher is not None and launcher.class_name in ON_KUBERNETES
     if not on_kubernetes or settings.staging_folder.is_relative_to(settings.home):
         return {}
     size = str(chunk_bytes + chunk_bytes // BESIDE_SHARE + BESIDE_BYTES)

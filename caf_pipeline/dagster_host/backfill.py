@@ -23,10 +23,10 @@ from caf_pipeline.automation.launching import UNFINISHED, Backfills, runs_of
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.dagster_host.code_location import CodeLocation, code_location
-from caf_pipeline.dagster_host.dagster_private import PartitionBackfill
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.summary import CHUNKS_FAILED, HELD_BY_OTHERS
+from caf_pipeline.dagster_private import PartitionBackfill
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.ledger import Ledger

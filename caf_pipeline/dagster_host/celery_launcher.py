@@ -10,8 +10,8 @@ from dagster import DagsterRun, Field
 from dagster_celery.launcher import CeleryRunLauncher
 from dagster_celery.tags import DAGSTER_CELERY_TASK_ID_TAG
 
-from caf_pipeline.dagster_host.dagster_private import CheckRunHealthResult, WorkerStatus
 from caf_pipeline.dagster_host.run_launcher import CheckedRuns
+from caf_pipeline.dagster_private import CheckRunHealthResult, WorkerStatus
 
 # dagster-celery 0.29.27 registers its task again for each run.
 warnings.simplefilter("ignore", DuplicateTaskNameWarning)

@@ -13,8 +13,8 @@ from celery import Celery
 from dagster_celery.tasks import create_execute_job_task
 
 from caf_pipeline.dagster_host.celery_launcher import CheckedCeleryRunLauncher
-from caf_pipeline.dagster_host.dagster_private import InstanceRef
 from caf_pipeline.dagster_host.home import prepare_dagster_home
+from caf_pipeline.dagster_private import InstanceRef
 from caf_pipeline.errors import CafError, SettingsError, with_hint
 from caf_pipeline.settings import load_settings
 

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from caf_pipeline.dagster_host.dagster_private import (
+from caf_pipeline.dagster_host.storage import storage_folder
+from caf_pipeline.dagster_private import (
     CapturedLogContext,
     ConfigurableClassData,
     LocalComputeLogManager,
     redirect_to_file,
 )
-from caf_pipeline.dagster_host.storage import storage_folder
 
 POLL_SECONDS: Final = 0.5
 END_SECONDS: Final = 5

@@ -11,7 +11,7 @@ from typing import Any
 from dagster import DagsterEvent, DagsterInstance, ExecuteInProcessResult, JobDefinition
 
 from caf_pipeline.automation.dead_runs import process_tags
-from caf_pipeline.dagster_host.dagster_private import (
+from caf_pipeline.dagster_private import (
     InMemoryJob,
     RegisteredCodeLocationOrigin,
     RemoteRepositoryOrigin,

@@ -3,8 +3,8 @@
 from dagster import DagsterRun
 from dagster_k8s.launcher import K8sRunLauncher
 
-from caf_pipeline.dagster_host.dagster_private import CheckRunHealthResult
 from caf_pipeline.dagster_host.run_launcher import CheckedRuns
+from caf_pipeline.dagster_private import CheckRunHealthResult
 
 
 class CheckedK8sRunLauncher(CheckedRuns, K8sRunLauncher):

@@ -10,7 +10,6 @@ from contextlib import closing, nullcontext
 from dagster import DagsterInstance, RunsFilter
 
 from caf_pipeline.automation.dead_runs import GOING_ON, process_lives
-from caf_pipeline.automation.instance_calls import get_runs
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import may_have_state
 from caf_pipeline.errors import HeldByOther, NotLocated
@@ -87,7 +86,7 @@ def remove_command(
 
 def _require_no_run(instance: DagsterInstance, source: str) -> None:
     # A run holds no lease between two steps. The next step needs the removed files.
-    for run in get_runs(instance, RunsFilter(tags={SOURCE_TAG: source}, statuses=GOING_ON)):
+    for run in instance.get_runs(RunsFilter(tags={SOURCE_TAG: source}, statuses=GOING_ON)):
         if process_lives(run):
             raise HeldByOther(
                 f"run {run.run_id} works on source '{source}'",

@@ -10,7 +10,7 @@ from typing import Final
 from dagster import DagsterInstance, DagsterRun, DefaultRunLauncher, deserialize_value
 
 from caf_pipeline.automation.dead_runs import process_lives
-from caf_pipeline.dagster_host.dagster_private import (
+from caf_pipeline.dagster_private import (
     CanCancelExecutionRequest,
     CanCancelExecutionResult,
     CheckRunHealthResult,

@@ -19,15 +19,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.code_location import CodeLocation
-from caf_pipeline.dagster_host.dagster_private import (
-    InstanceRef,
-    NoOpComputeLogManager,
-)
 from caf_pipeline.dagster_host.executing import execute_here
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.storage import require_database
 from caf_pipeline.dagster_host.team_project import team_project
+from caf_pipeline.dagster_private import (
+    InstanceRef,
+    NoOpComputeLogManager,
+)
 from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import CafError, IntegrityError, SettingsError, first_line
 from caf_pipeline.ledger.ledger import Ledger

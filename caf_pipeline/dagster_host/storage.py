@@ -15,15 +15,15 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.dagster_host import postgres_storage
-from caf_pipeline.dagster_host.dagster_private import (
+from caf_pipeline.dagster_host.home import dagster_home
+from caf_pipeline.dagster_host.logging_filters import add_logging_filters
+from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
+from caf_pipeline.dagster_private import (
     ConfigurableClass,
     ConfigurableClassData,
     DagsterSqliteStorage,
     DagsterStorage,
 )
-from caf_pipeline.dagster_host.home import dagster_home
-from caf_pipeline.dagster_host.logging_filters import add_logging_filters
-from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
 from caf_pipeline.errors import SettingsError, first_line
 from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import Settings, load_settings

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dagster import DagsterError, DagsterInstance, DagsterRunStatus, RunsFilter
 from sqlalchemy.exc import SQLAlchemyError
 
-from caf_pipeline.automation import instance_calls
-from caf_pipeline.automation.dead_runs import process_lives
+from caf_pipeline.automation.dead_runs import ends_dead_runs, process_lives
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE, team_project
 from caf_pipeline.errors import SettingsError, first_line
 from caf_pipeline.ledger.ledger import Ledger
@@ -63,14 +62,14 @@ def _missing_settings(instance: DagsterInstance, settings: Settings) -> Iterator
 def _unknown_runs(
     instance: DagsterInstance, settings: Settings, ledger: Ledger
 ) -> Iterator[Finding]:
-    if instance_calls.ends_dead_runs(instance):
+    if ends_dead_runs(instance):
         return
     holders = {lease.holder.run for lease in ledger.leases.list() if lease.live}
     begun = RunsFilter(
         tags={SOURCE_TAG: list(settings.sources)},
         statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING],
     )
-    for run in instance_calls.get_runs(instance, begun):
+    for run in instance.get_runs(begun):
         if run.run_id not in holders and process_lives(run) is None:
             yield Finding(
                 Kind.RUN,

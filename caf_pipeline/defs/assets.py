@@ -28,7 +28,6 @@ from dagster import (
 )
 from pydantic import Field
 
-from caf_pipeline.automation.plan_launch import launch_planned
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
@@ -340,6 +339,8 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
 
         shown = attempt_step(context, source, cut)
         if shown is not None:
+            from caf_pipeline.automation.plan_launch import launch_planned
+
             run: RunResource = context.resources.caf_run
             keys = run.asset_keys
             launch_planned(context, run.settings, source, keys)

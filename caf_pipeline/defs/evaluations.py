@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from types import NoneType
-from typing import Any, Final, get_args, get_type_hints
+from typing import Final
 
 from dagster import (
     AssetCheckEvaluation,
@@ -17,6 +16,7 @@ from dagster import (
 
 from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation.alerting import last_evaluations
+from caf_pipeline.dagster_private import AssetCheckEvaluationTargetMaterializationData
 from caf_pipeline.defs import metadata
 from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.naming import (
@@ -56,18 +56,12 @@ CHECKS: Final = {
     FEW_OBJECTS_ARE_SKIPPED: (ConditionKind.SKIPPED,),
 }
 
-(_TARGET,) = set(get_args(get_type_hints(AssetCheckEvaluation)["target_materialization_data"])) - {
-    NoneType
-}
-"""Refers from a check result to a materialization. A partition shows only results with it.
 
-Dagster (1.13.27) does not export the type.
-"""
-
-
-def evaluation_target(materialization: EventLogRecord) -> Any:  # noqa: ANN401 - see `_TARGET`
+def evaluation_target(
+    materialization: EventLogRecord,
+) -> AssetCheckEvaluationTargetMaterializationData:
     """Refer to a materialization in a check result."""
-    return _TARGET(
+    return AssetCheckEvaluationTargetMaterializationData(
         storage_id=materialization.storage_id,
         run_id=materialization.run_id,
         timestamp=materialization.timestamp,
@@ -121,7 +115,7 @@ def report_conditions(
 def evaluation_of(
     result: AssetCheckResult | AssetCheckEvaluation,
     key: AssetCheckKey,
-    target: Any,  # noqa: ANN401 - see `_TARGET`
+    target: AssetCheckEvaluationTargetMaterializationData | None,
 ) -> AssetCheckEvaluation:
     """Return the evaluation of a check's result, for a materialization of its asset."""
     return AssetCheckEvaluation(

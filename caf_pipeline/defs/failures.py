@@ -19,7 +19,6 @@ from dagster import (
     RetryPolicy,
 )
 
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.errors import OUTAGES, CafError, HeldByOther
 from caf_pipeline.naming import COMMAND_TAG, HELD_TAG, OUTAGE_TAG
 
@@ -55,19 +54,19 @@ def attempt(
     except HeldByOther as held:
         context.log.info(f"held by run {held.holder}: {held}")
         tags = {HELD_TAG: held.holder}
-        instance_calls.add_run_tags(context.instance, context.run.run_id, tags)
+        context.instance.add_run_tags(context.run.run_id, tags)
         return None
     except CafError as error:
         on_error(error)
         # The run's last error decides. The value is the run's id, since a re-execution inherits
         # all tags.
         outage = context.run.run_id if isinstance(error, OUTAGES) else "none"
-        instance_calls.add_run_tags(context.instance, context.run.run_id, {OUTAGE_TAG: outage})
+        context.instance.add_run_tags(context.run.run_id, {OUTAGE_TAG: outage})
         raise as_failure(error) from error
     except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
         # In a command, Ctrl-C is a request to cancel. In a server, it ends the server.
         if context.run.tags.get(COMMAND_TAG):
-            instance_calls.report_run_canceling(context.instance, context.run)
+            context.instance.report_run_canceling(context.run)
         raise RunInterrupted("interrupted") from interrupt
 
 

@@ -30,7 +30,6 @@ from dagster import (
 )
 from pydantic import Field
 
-from caf_pipeline.automation.instance_calls import latest_checks
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.asset_checks import (
@@ -169,7 +168,8 @@ def _check_op(
     @_op(source, name, description)
     def look_at_source(context: OpExecutionContext) -> Reports:
         key = context.resources.caf_run.asset_keys.check_key(source, *check)
-        last = latest_checks(context.instance, [key]).get(key)
+        log = context.instance.event_log_storage
+        last = log.get_latest_asset_check_execution_by_key([key]).get(key)
         if last is not None and time.time() - last.create_timestamp < at_most_every:
             yield Output(None)
             return

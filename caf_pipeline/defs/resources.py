@@ -19,7 +19,6 @@ from pydantic import PrivateAttr
 
 from caf_pipeline import wiring
 from caf_pipeline.asset_keys import DEFAULT_KEYS, AssetKeys
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.failures import Context, attempt
@@ -160,7 +159,7 @@ class RunResource(ConfigurableResource["RunResource"]):
                 tags = {SOURCE_TAG: source}
                 if worker := _run_process(context, self._contexts[source].holder):
                     tags |= process_tags(worker)
-                instance_calls.add_run_tags(context.instance, run, tags)
+                context.instance.add_run_tags(run, tags)
         run_context = self._contexts[source]
         s3 = getattr(context.resources, s3_key(source), None)
         if s3 is None:

@@ -12,7 +12,6 @@ from dagster import (
     op,
 )
 
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.automation.restoring import RestoreConfig, restore, sums_metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
@@ -43,7 +42,7 @@ def restore_job() -> JobDefinition:
 def restore_archived(context: OpExecutionContext, config: RestoreConfig) -> Output[None]:
     """The counts are shown even if the run fails."""
     tags = {SOURCE_TAG: config.source, **process_tags(this_process(context.run_id))}
-    instance_calls.add_run_tags(context.instance, context.run_id, tags)
+    context.instance.add_run_tags(context.run_id, tags)
     sums = RestoreSums()
     try:
         attempt(context, lambda: restore(context, config, sums), context.resources.caf_run.on_error)

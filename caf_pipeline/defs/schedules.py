@@ -17,7 +17,6 @@ from dagster import (
     SkipReason,
 )
 
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launching import UNFINISHED
 from caf_pipeline.naming import LOOK_JOB, PRUNE_JOB, job_name, new_objects_name, reconcile_name
 
@@ -29,7 +28,7 @@ ScheduledJob = Literal["plan", "look"]
 def _unless_under_way(job: str, context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
     # A run may take longer than an hour, and a second one would do the same work.
     unfinished = RunsFilter(job_name=job, statuses=UNFINISHED)
-    if busy := instance_calls.get_runs(context.instance, unfinished, limit=1):
+    if busy := context.instance.get_runs(unfinished, limit=1):
         return SkipReason(f"Run {busy[0].run_id} of {job} is under way.")
     return RunRequest()
 

@@ -19,9 +19,12 @@ from dagster import (
 )
 
 from caf_pipeline.asset_keys import AssetKeys
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.alerting import AlertTick
-from caf_pipeline.automation.dead_runs import free_slots_of_ended_runs, reap_dead_runs
+from caf_pipeline.automation.dead_runs import (
+    ends_dead_runs,
+    free_slots_of_ended_runs,
+    reap_dead_runs,
+)
 from caf_pipeline.automation.launch_tick import LaunchTick
 from caf_pipeline.automation.new_objects_tick import PART_PAGES, NewObjectsTick, pages_of_events
 from caf_pipeline.automation.tick import TICK_SECONDS, TickResult
@@ -206,7 +209,7 @@ def dead_runs_sensor() -> SensorDefinition:
         ),
     )
     def end_dead_runs(context: SensorEvaluationContext) -> SkipReason:
-        if instance_calls.ends_dead_runs(context.instance):
+        if ends_dead_runs(context.instance):
             return SkipReason("Dagster's run monitoring ends dead runs.")
         ended = reap_dead_runs(context.instance)
         for run in ended:

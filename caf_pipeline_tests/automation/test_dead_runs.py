@@ -15,11 +15,10 @@ from types import SimpleNamespace
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter, job, op
 
-from caf_pipeline.automation import dead_runs, instance_calls, launching
+from caf_pipeline.automation import dead_runs, launching
 from caf_pipeline.automation.dead_runs import process_lives, process_tags, reap_dead_runs
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
-from caf_pipeline.errors import SettingsError
 from caf_pipeline.naming import DEAD_RUNS_SENSOR, LAUNCH_SENSOR, PROCESS_TAG, S3_POOL
 from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.support.command_line import FOREIGN
@@ -221,7 +220,7 @@ def test_run_that_ends_while_listed_keeps_its_status(instance, monkeypatch):
     ended = instance.create_run_for_job(
         foreign, run_id=listed.run_id, status=DagsterRunStatus.SUCCESS, tags=listed.tags
     )
-    monkeypatch.setattr(instance_calls, "get_runs", lambda *_: [listed])
+    monkeypatch.setattr(instance, "get_runs", lambda _: [listed])
     assert process_lives(listed) is False
     assert reap_dead_runs(instance) == []
     assert instance.get_run_by_id(ended.run_id).status is DagsterRunStatus.SUCCESS
@@ -248,20 +247,6 @@ def test_live_run_keeps_its_slot(instance):
     storage.claim_concurrency_slot(S3_POOL, run.run_id, "step")
     dead_runs.free_slots_of_ended_runs(instance)
     assert storage.get_concurrency_info(S3_POOL).claimed_slots
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda nothing: instance_calls.report_run_failed(nothing, None, ""),
-        lambda nothing: instance_calls.report_run_canceled(nothing, None, ""),
-        lambda nothing: instance_calls.free_pool_slots(nothing, ""),
-    ],
-)
-def test_missing_method_that_ends_a_run_is_an_error(call):
-    with pytest.raises(SettingsError) as caught:
-        call(SimpleNamespace())
-    assert caught.value.hint
 
 
 def status_of(pid: int) -> list[str]:

@@ -9,11 +9,11 @@ import pytest
 from dagster import DagsterRunStatus
 
 from caf_pipeline.asset_keys import DEFAULT_KEYS
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launch_tick import LaunchTick
-from caf_pipeline.automation.plan_launch import launch_planned
+from caf_pipeline.automation.plan_launch import launch_planned, queue_run_of_sensor
 from caf_pipeline.dagster_host.code_location import code_location
 from caf_pipeline.dagster_host.executing import execute_here
+from caf_pipeline.dagster_private import InstigatorStatus
 from caf_pipeline.defs.resources import build_resources
 from caf_pipeline.naming import (
     COMMAND,
@@ -25,11 +25,7 @@ from caf_pipeline.naming import (
 )
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.system.deadline import Deadline
-from caf_pipeline_tests.support.dagster_private import (
-    InstigatorState,
-    InstigatorStatus,
-    InstigatorType,
-)
+from caf_pipeline_tests.support.dagster_private import InstigatorState, InstigatorType
 from caf_pipeline_tests.support.pipeline_runs import (
     ARCHIVE,
     SOURCE,
@@ -117,7 +113,7 @@ def test_a_run_the_sensor_just_created_is_not_repeated(planned):
         tick = LaunchTick(context, planned.settings, Deadline(60), DEFAULT_KEYS)
         (request,) = tick.requests_of(SOURCE)
         start_run(planned, ARCHIVE, DagsterRunStatus.QUEUED, **{RUN_KEY_TAG: request.run_key})
-        assert not instance_calls.queue_run_of_sensor(context, LAUNCH_SENSOR, request)
+        assert not queue_run_of_sensor(context, LAUNCH_SENSOR, request)
 
 
 def test_a_failed_chunk_gets_another_run_key(planned, monkeypatch):

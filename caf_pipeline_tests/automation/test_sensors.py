@@ -17,16 +17,13 @@ from dagster import (
 from caf_pipeline import wiring
 from caf_pipeline.automation import launching, new_objects_tick
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.dagster_host.dagster_private import (
-    PartitionBackfill,
-)
+from caf_pipeline.dagster_private import BulkActionStatus, PartitionBackfill
 from caf_pipeline.errors import BucketMissing
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.naming import SOURCE_TAG
 from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.current_content import next_second
-from caf_pipeline_tests.support.dagster_private import BulkActionStatus
 from caf_pipeline_tests.support.kills import KILLED, Fatal, Process, call
 from caf_pipeline_tests.support.new_objects_ticks import NewObjectsTicks
 from caf_pipeline_tests.support.pipeline_runs import (

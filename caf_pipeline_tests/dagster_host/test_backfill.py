@@ -17,13 +17,14 @@ from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.backfill import Selection, backfill_command, select
 from caf_pipeline.dagster_host.code_location import code_location
 from caf_pipeline.dagster_host.home import dagster_home
+from caf_pipeline.dagster_private import BulkActionStatus
 from caf_pipeline.errors import NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.naming import BACKFILL_TAG, PRIORITY_TAG
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.waits import Work
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
-from caf_pipeline_tests.support.dagster_private import BulkActionStatus, DaemonHeartbeat
+from caf_pipeline_tests.support.dagster_private import DaemonHeartbeat
 from caf_pipeline_tests.support.patience import wait_for
 from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.postgres import connected

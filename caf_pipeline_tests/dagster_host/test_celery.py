@@ -17,10 +17,10 @@ from kombu.exceptions import OperationalError
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import celery_launcher, celery_worker
 from caf_pipeline.dagster_host.celery_launcher import CheckedCeleryRunLauncher
-from caf_pipeline.dagster_host.dagster_private import WorkerStatus
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
+from caf_pipeline.dagster_private import WorkerStatus
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.naming import PARTITION_TAG

@@ -1,18 +1,20 @@
 """Dagster's private modules are imported in one place, which fails when they change."""
 
 import ast
-import importlib.metadata
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
-import dagster
 import pytest
 from dagster import DefaultRunLauncher
 from dagster_postgres import PostgresEventLogStorage
 
-from caf_pipeline.dagster_host import dagster_private, logging_filters
+from caf_pipeline import dagster_private
+from caf_pipeline.dagster_host import logging_filters
 from caf_pipeline_tests.support import dagster_private as of_tests
+from caf_pipeline_tests.support.dagster_versions import supported_dagster
 
 ROOT = Path(__file__).parents[2]
 PLACES = [
@@ -47,7 +49,7 @@ def private_imports(path: Path) -> list[str]:
 
 def test_private_names_are_imported_in_one_place_each():
     assert (
-        10 < len(private_imports(Path(dagster_private.__file__))) <= 24
+        10 < len(private_imports(Path(dagster_private.__file__))) <= 29
     )  # or this looks for the wrong thing
     assert [path for path in MODULES if path not in PLACES and private_imports(path)] == []
     names = [name for path in PLACES for name in private_imports(path)]
@@ -57,7 +59,36 @@ def test_private_names_are_imported_in_one_place_each():
 def test_private_names_were_read_in_the_installed_version():
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     assert f"\ndagster=={dagster_private.READ_IN} " in lock
-    assert dagster.__version__ == importlib.metadata.version("dagster") == dagster_private.READ_IN
+
+
+WITHOUT = """
+import dagster
+from dagster._core import launcher
+
+{missing}
+import caf_pipeline.definitions
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("missing", "name"),
+    [
+        ("del launcher.CheckRunHealthResult", "CheckRunHealthResult"),
+        ("del dagster.DagsterInstance.get_ref", "get_ref"),
+    ],
+)
+def test_missing_name_is_an_error_at_load(missing, name):
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(missing=missing)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    error = run.stderr.splitlines()[-1]
+    assert error.startswith("caf_pipeline.errors.SettingsError")
+    assert name in error
+    assert supported_dagster() in error
 
 
 @pytest.mark.parametrize("module", [dagster_private, of_tests])

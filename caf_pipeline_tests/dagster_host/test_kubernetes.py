@@ -19,15 +19,14 @@ from dagster_k8s.client import DagsterK8sUnrecoverableAPIError
 
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.dagster_host.dagster_private import LaunchRunContext, WorkerStatus
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
+from caf_pipeline.dagster_private import JobPythonOrigin, LaunchRunContext, WorkerStatus
 from caf_pipeline.naming import MAX_RETRIES_TAG
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of
 from caf_pipeline_tests.support.dagster_private import (
     CodePointer,
-    JobPythonOrigin,
     RepositoryPythonOrigin,
 )
 from caf_pipeline_tests.support.ticks import evaluate_tick

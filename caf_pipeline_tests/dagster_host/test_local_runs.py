@@ -7,7 +7,7 @@ import sys
 import pytest
 from dagster import DagsterRunStatus
 
-from caf_pipeline.automation import instance_calls
+from caf_pipeline.automation.dead_runs import ends_dead_runs
 from caf_pipeline.naming import S3_POOL
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 
@@ -32,4 +32,4 @@ def test_ctrl_c_ends_a_run_without_a_retry(instance, tmp_path):
 
 
 def test_run_monitoring_ends_dead_runs_in_our_own_instance(instance):
-    assert instance_calls.ends_dead_runs(instance)
+    assert ends_dead_runs(instance)

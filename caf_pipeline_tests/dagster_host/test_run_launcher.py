@@ -8,7 +8,7 @@ import pytest
 from dagster import DagsterRunStatus, DefaultRunLauncher, job, op
 
 from caf_pipeline.automation.dead_runs import process_tags
-from caf_pipeline.dagster_host.dagster_private import LaunchRunContext, WorkerStatus
+from caf_pipeline.dagster_private import LaunchRunContext, WorkerStatus
 from caf_pipeline.system.processes import Holder, boot_id, this_process
 from caf_pipeline_tests.support.dagster_private import GRPC_INFO_TAG
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from dagster import AssetKey
+from dagster import AssetKey, DagsterInstance
 from pydantic import ByteSize
 from rich.console import Console
 
@@ -25,7 +25,7 @@ from caf_pipeline.dagster_host.summary import (
     exit_status,
     sentence,
 )
-from caf_pipeline.defs import failures, ops
+from caf_pipeline.defs import ops
 from caf_pipeline.defs.resources import attempt_step
 from caf_pipeline.errors import (
     BucketMissing,
@@ -531,7 +531,7 @@ def test_a_second_ctrl_c_during_the_first_ends_the_run(pipeline, run, monkeypatc
 
     monkeypatch.setattr(inventories, "take_inventory", interrupted)
     monkeypatch.setattr(
-        failures.instance_calls,
+        DagsterInstance,
         "report_run_canceling",
         lambda *_: signal.raise_signal(signal.SIGINT),
     )

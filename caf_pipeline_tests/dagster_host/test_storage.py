@@ -12,7 +12,6 @@ import pytest
 from dagster import DagsterInstance, job, op
 from dagster_postgres.storage import DagsterPostgresStorage
 
-from caf_pipeline.dagster_host.dagster_private import DagsterSqliteStorage
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.dagster_host.storage import (
@@ -22,6 +21,7 @@ from caf_pipeline.dagster_host.storage import (
     with_driver,
 )
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
+from caf_pipeline.dagster_private import DagsterSqliteStorage
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.settings import Settings
 
@@ -112,8 +112,8 @@ def test_concurrent_runs_on_postgres_share_a_pool_limit(
             log = instance.event_log_storage
             for pool in pools:
                 assert log.initialize_concurrency_limit_to_default(pool)
-            infos = log.get_concurrency_infos(["s3", "own"])
-            return [(info.slot_count, info.using_default_limit) for info in infos.values()]
+            infos = [log.get_concurrency_info(pool) for pool in ("s3", "own")]
+            return [(info.slot_count, info.using_default_limit) for info in infos]
 
     with open_instance(home_settings) as instance:
         instance.event_log_storage.set_concurrency_slots("own", 2)

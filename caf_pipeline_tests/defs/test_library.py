@@ -17,7 +17,6 @@ from dagster import (
     reconstructable,
 )
 
-from caf_pipeline.automation.instance_calls import latest_checks
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs, build_own_defs
 from caf_pipeline.naming import ALERT_SENSOR, PROCESS_TAG, SOURCE_KEEPS_UP, SOURCE_TAG
@@ -205,4 +204,6 @@ def test_alert_sensor_reports_on_translated_assets(pipeline):
     observed = pipeline.instance.fetch_observations(AssetKey(["lake", "s3_inventory"]), limit=1)
     assert len(observed.records) == 1
     check = AssetCheckKey(AssetKey(["lake", "chunk_plan"]), SOURCE_KEEPS_UP)
-    assert check in latest_checks(pipeline.instance, [check])
+    assert check in pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        [check]
+    )

@@ -11,8 +11,8 @@ from dagster import (
 from pydantic import SecretStr
 
 from caf_pipeline.asset_keys import DEFAULT_KEYS
-from caf_pipeline.automation.instance_calls import latest_checks
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline.defs.build import build_defs, build_own_defs
 from caf_pipeline.errors import ChainUnreachable
 from caf_pipeline.ledger.records import chunk_lease
@@ -21,7 +21,6 @@ from caf_pipeline.settings import JackalSettings, Settings, SourceSettings, Stor
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.system.processes import this_process
 from caf_pipeline_tests.contracts.transaction_log import commit, signed
-from caf_pipeline_tests.support.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.pipeline_runs import failure_of, with_settings
@@ -423,7 +422,8 @@ def test_look_checks_space_each_time_and_completeness_daily(on_jackal):
     def look():
         result = on_jackal.execute(LOOK)
         assert result.success
-        latest = latest_checks(on_jackal.instance, [space, complete])
+        log = on_jackal.instance.event_log_storage
+        latest = log.get_latest_asset_check_execution_by_key([space, complete])
         return result.run_id, latest[space].run_id, latest[complete].run_id
 
     first, *runs = look()

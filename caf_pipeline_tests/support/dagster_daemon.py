@@ -13,7 +13,7 @@ from dagster import DagsterInstance, RunsFilter
 
 from caf_pipeline.dagster_host.backfill import ENDED
 from caf_pipeline.dagster_host.home import prepare_dagster_home
-from caf_pipeline_tests.support.dagster_private import BulkActionStatus
+from caf_pipeline.dagster_private import BulkActionStatus
 from caf_pipeline_tests.support.patience import wait_for
 
 ROOT = Path(__file__).parents[2]

@@ -13,14 +13,17 @@ from packaging.requirements import Requirement
 _BESIDE = ("dagster-aws", "dagster-dg-cli", "dagster-graphql", "dagster-webserver")
 
 
+def supported_dagster() -> str:
+    """Return the package's requirement of Dagster."""
+    return next(
+        text for text in requires("caf-pipeline") or () if Requirement(text).name == "dagster"
+    )
+
+
 def oldest_dagster() -> str:
     """Return the requirement of the oldest version that the package allows."""
-    (dagster,) = [
-        requirement
-        for requirement in map(Requirement, requires("caf-pipeline") or ())
-        if requirement.name == "dagster"
-    ]
-    (floor,) = [bound.version for bound in dagster.specifier if bound.operator == ">="]
+    bounds = Requirement(supported_dagster()).specifier
+    (floor,) = [bound.version for bound in bounds if bound.operator == ">="]
     return f"dagster=={floor}"
 
 

@@ -14,7 +14,7 @@ ORDER = (
     "errors | formats | setting_values | settings_errors | settings chunk_state | system"
     " | caf settings_file | inventory | waits | records | ports | throttle | source store ledger"
     " | encryption | run_context | reading | packing | retrieval | steps | maintenance | wiring"
-    " | filesystem | naming | asset_keys"
+    " | filesystem | naming | dagster_private asset_keys"
     " | automation | defs | component dagster_host | cli"
     " | entry | definitions"
 )

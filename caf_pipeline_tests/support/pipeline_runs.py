@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dagster import AssetCheckKey, AssetKey, DagsterRunStatus
 
-from caf_pipeline.dagster_host.dagster_private import (
+from caf_pipeline.dagster_private import (
     RegisteredCodeLocationOrigin,
     RemoteJobOrigin,
     RemoteRepositoryOrigin,

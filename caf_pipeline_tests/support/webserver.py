@@ -9,7 +9,7 @@ from typing import Any
 from dagster import DagsterInstance
 from dagster_graphql.cli import execute_query
 
-from caf_pipeline.dagster_host.dagster_private import WorkspaceFileTarget
+from caf_pipeline.dagster_private import WorkspaceFileTarget
 from caf_pipeline_tests.support.dagster_private import WorkspaceProcessContext
 
 WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
