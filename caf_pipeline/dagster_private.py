@@ -39,6 +39,11 @@ try:
     # Fallback: `execute_in_process`.
     from dagster._core.definitions.job_base import InMemoryJob
 
+    # Metadata of an output for which Dagster logs no materialization, e.g. of an observation.
+    from dagster._core.definitions.source_asset import (
+        SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION,
+    )
+
     # The run launcher: raised if a code server is gone, so that its runs are dead.
     from dagster._core.errors import DagsterUserCodeUnreachableError
     from dagster._core.execution.api import execute_run_iterator

@@ -18,11 +18,14 @@ PARTITION_TAG: Final = "dagster/partition"
 BACKFILL_TAG: Final = "dagster/backfill"
 SENSOR_TAG: Final = "dagster/sensor_name"
 RUN_KEY_TAG: Final = "dagster/run_key"
+DATA_VERSION_TAG: Final = "dagster/data_version"
 PRIORITY_TAG: Final = "dagster/priority"
 BEFORE_BACKFILLS: Final = {PRIORITY_TAG: "1"}
 """Priority over the up to 100,000 runs of a backfill, which have 0."""
 MAX_RETRIES_TAG: Final = "dagster/max_retries"
 RETRY_STRATEGY_TAG: Final = "dagster/retry_strategy"
+ALL_STEPS: Final = "ALL_STEPS"
+"""A retry repeats all steps, since staging may be lost with its machine."""
 WILL_RETRY_TAG: Final = "dagster/will_retry"
 """Value "true" on a failed run that Dagster will retry."""
 
@@ -46,7 +49,6 @@ ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "stored_chunk", "fil
 """In flow order; the last three have partitions."""
 
 PACK: Final = "caf_pack_chunk"
-SEAL: Final = "caf_seal_chunk"
 
 LEDGER: Final = "caf_ledger"
 STORE: Final = "caf_store"

@@ -31,7 +31,7 @@ from caf_pipeline.dagster_private import (
 from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import CafError, IntegrityError, SettingsError, first_line
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.naming import HELD_TAG, LEDGER, RUN, SEAL, JobKind, job_name
+from caf_pipeline.naming import HELD_TAG, LEDGER, PACK, RUN, JobKind, job_name
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
@@ -126,7 +126,7 @@ class SourceRuns:
         """On Ctrl-C, the run is marked as canceled."""
 
         def on_event(event: DagsterEvent) -> None:
-            if event.is_step_success and str(event.step_key).endswith(SEAL):
+            if event.is_step_success and str(event.step_key).endswith(PACK):
                 self._sealed()
 
         self._ended.clear()

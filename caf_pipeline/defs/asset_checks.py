@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -22,7 +23,7 @@ from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED, ChunkState
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.evaluations import CHECKS, check_result
-from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
+from caf_pipeline.defs.failures import RETRY_TRANSIENT, Context, as_failure
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HeldByOther, StoreAway, StoreUnreachable
@@ -40,6 +41,7 @@ from caf_pipeline.naming import (
     SOURCE_IS_COMPLETE,
     SOURCE_KEEPS_UP,
     STORAGE_PLAN_LASTS,
+    asset_key,
     job_name,
     op_name,
 )
@@ -59,8 +61,7 @@ if TYPE_CHECKING:
     from caf_pipeline.inventory.snapshot import Snapshot
     from caf_pipeline.maintenance.scrub import ProofReport
 
-CheckFunction = Callable[[RunContext, str], AssetCheckResult]
-"""Takes a chunk's id; "" for a check of the source."""
+CheckFunction = Callable[[RunContext], AssetCheckResult]
 
 Count = Callable[[RunContext, "Snapshot"], "Accounting"]
 
@@ -86,8 +87,36 @@ CONDITION_DESCRIPTIONS: Final = {
 }
 
 
-def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[AssetChecksDefinition]:
-    """Return a source's checks, in flow order."""
+@dataclass(frozen=True)
+class ChunkCheck:
+    """The check of one of a chunk's assets, which the asset's op evaluates.
+
+    If `later`, a run of the asset does not evaluate it.
+    """
+
+    asset: str
+    name: str
+    function: Callable[[RunContext, str], AssetCheckResult]
+    description: str
+    blocking: bool = False
+    later: bool = False
+
+    def spec(self, source: str) -> AssetCheckSpec:
+        with warnings.catch_warnings():
+            # Partitioned checks are a preview feature of Dagster 1.13.27. Tests cover what is used
+            # here, and users of this package cannot act on the warning.
+            warnings.simplefilter("ignore", PreviewWarning)
+            return AssetCheckSpec(
+                self.name,
+                asset=asset_key(source, self.asset),
+                description=self.description,
+                partitions_def=chunk_partitions(source),
+                blocking=self.blocking,
+            )
+
+
+def chunk_checks(source: str, *, on_jackal: bool) -> tuple[ChunkCheck, ChunkCheck, ChunkCheck]:
+    """Return the checks of a chunk's assets, in flow order."""
     proven, unverified = (
         "The store's folder has the chunk, and samples read back from it are correct.",
         "",
@@ -102,131 +131,96 @@ def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Asse
             "proof: its entry may only record that the provider joined. The next proof window may "
             "bring one."
         )
-    with warnings.catch_warnings():
-        # Partitioned checks are a preview feature of Dagster 1.13.27. Tests cover what is used
-        # here, and users of this package cannot act on the warning.
-        warnings.filterwarnings(
-            "ignore",
-            message="Specifying a partitions_def on an AssetCheckSpec",
-            category=PreviewWarning,
-        )
-        checks = [
-            _inventory_checks(
-                source,
-                AssetCheckSpec(
-                    PLAN_ACCOUNTS,
-                    asset=keys.key(source, "chunk_plan"),
-                    description="Every object of the last planned inventory is located, claimed by "
-                    "a chunk, left out by a filter, or skipped with a reason. No object is counted "
-                    "twice.",
-                    blocking=True,
-                ),
-                AssetCheckSpec(
-                    SOURCE_IS_COMPLETE,
-                    asset=keys.key(source, "s3_inventory"),
-                    description="Every object of the latest whole inventory is located, except "
-                    "those that the source's filters leave out. Their number is shown, and the "
-                    "number of older versions, which count as objects only with versions = "
-                    '"all". Warns while chunks are under way or damaged, objects are skipped (the '
-                    "reasons are shown), or the store's folder is missing. Delete only located "
-                    "objects from S3.",
-                    additional_deps=[keys.key(source, "chunk_plan")],
-                ),
-            ),
-            _check(
-                source,
-                keys,
-                "caf_chunk",
-                CHUNK_ACCOUNTS,
-                _chunk_accounts,
-                "Members, skipped objects and objects released for a later plan add up to the "
-                "chunk's part of the plan. Members are those of the manifest, or the ledger's rows "
-                "if the chunk is encrypted.",
-                partitioned=True,
+    return (
+        ChunkCheck(
+            "caf_chunk",
+            CHUNK_ACCOUNTS,
+            _chunk_accounts,
+            "Members, skipped objects and objects released for a later plan add up to the chunk's "
+            "part of the plan. Members are those of the manifest, or the ledger's rows if the "
+            "chunk is encrypted.",
+            blocking=True,
+        ),
+        ChunkCheck(
+            "stored_chunk",
+            CHUNK_IS_PROVEN,
+            _chunk_is_proven,
+            f"{proven} A run of the asset does not evaluate it. The job "
+            f"{job_name(source, 'prove')} does, and on Jackal {LOOK_JOB} every hour. A chunk that "
+            "fails is marked as damaged; "
+            f"{job_name(source, 'repair')} or 'caf repair' repairs it.{unverified}",
+            later=True,
+        ),
+        ChunkCheck(
+            "file_locations",
+            CHUNK_READS_BACK,
+            _chunk_reads_back,
+            "Some of the chunk's objects, read the way an application reads them, have the SHA-256 "
+            "of their location rows. Without an identity, objects of an encrypted chunk cannot be "
+            "read, and the check says that it was not run.",
+        ),
+    )
+
+
+def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[AssetChecksDefinition]:
+    """Return a source's checks that have ops of their own, in flow order."""
+    checks = [
+        _inventory_checks(
+            source,
+            AssetCheckSpec(
+                PLAN_ACCOUNTS,
+                asset=keys.key(source, "chunk_plan"),
+                description="Every object of the last planned inventory is located, claimed by "
+                "a chunk, left out by a filter, or skipped with a reason. No object is counted "
+                "twice.",
                 blocking=True,
             ),
+            AssetCheckSpec(
+                SOURCE_IS_COMPLETE,
+                asset=keys.key(source, "s3_inventory"),
+                description="Every object of the latest whole inventory is located, except "
+                "those that the source's filters leave out. Their number is shown, and the "
+                "number of older versions, which count as objects only with versions = "
+                '"all". Warns while chunks are under way or damaged, objects are skipped (the '
+                "reasons are shown), or the store's folder is missing. Delete only located "
+                "objects from S3.",
+                additional_deps=[keys.key(source, "chunk_plan")],
+            ),
+        ),
+        *(
+            _check(source, keys, name, partial(_conditions, name), CONDITION_DESCRIPTIONS[name])
+            for name in CHECKS
+        ),
+    ]
+    if on_jackal:
+        checks.append(
             _check(
                 source,
                 keys,
-                "stored_chunk",
-                CHUNK_IS_PROVEN,
-                _chunk_is_proven,
-                f"{proven} The job {job_name(source, 'prove')} repeats the check, and on Jackal "
-                f"{LOOK_JOB} every hour. A chunk that fails is marked as damaged; "
-                f"{job_name(source, 'repair')} or 'caf repair' repairs it.{unverified}",
-                partitioned=True,
-                after="file_locations",  # it needs a located chunk, and holds the lease
-            ),
-            _check(
-                source,
-                keys,
-                "file_locations",
-                CHUNK_READS_BACK,
-                _chunk_reads_back,
-                "Some of the chunk's objects, read the way an application reads them, have the "
-                "SHA-256 of their location rows. Without an identity, objects of an encrypted "
-                "chunk cannot be read, and the check says that it was not run.",
-                partitioned=True,
-            ),
-            *(
-                _check(
-                    source,
-                    keys,
-                    CHECKED_ASSET,
-                    name,
-                    partial(_conditions, name),
-                    CONDITION_DESCRIPTIONS[name],
-                )
-                for name in CHECKS
-            ),
-        ]
-        if on_jackal:
-            checks.append(
-                _check(
-                    source,
-                    keys,
-                    "chunk_plan",
-                    STORAGE_PLAN_LASTS,
-                    look_at_space,
-                    "The space bought on Jackal has room for all planned chunks. At the rate of "
-                    "the last week, it neither expires nor fills up soon, by jackal.warn_days. All "
-                    "sources share this space; 'caf jackal buy' buys more.",
-                )
+                STORAGE_PLAN_LASTS,
+                look_at_space,
+                "The space bought on Jackal has room for all planned chunks. At the rate of "
+                "the last week, it neither expires nor fills up soon, by jackal.warn_days. All "
+                "sources share this space; 'caf jackal buy' buys more.",
             )
-        return checks
+        )
+    return checks
 
 
-def _check(  # noqa: PLR0917
-    source: str,
-    keys: AssetKeys,
-    asset: str,
-    name: str,
-    function: CheckFunction,
-    description: str,
-    *,
-    partitioned: bool = False,
-    blocking: bool = False,
-    after: str = "",
+def _check(
+    source: str, keys: AssetKeys, name: str, function: CheckFunction, description: str
 ) -> AssetChecksDefinition:
-    spec = AssetCheckSpec(
-        name,
-        asset=keys.key(source, asset),
-        description=description,
-        partitions_def=chunk_partitions(source) if partitioned else None,
-        additional_deps=[keys.key(source, after)] if after else None,
-        blocking=blocking,
-    )
+    key = keys.key(source, CHECKED_ASSET)
 
     # `multi_asset_check` allows a name for the op. `asset_check` names it after the asset's key.
     @multi_asset_check(
         name=op_name(source, name),
-        specs=[spec],
+        specs=[AssetCheckSpec(name, asset=key, description=description)],
         retry_policy=RETRY_TRANSIENT,
         required_resource_keys=EVERY_STEP,
     )
     def check(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
-        chunk = context.op_execution_context.partition_key if partitioned else ""
-        yield _evaluate(context, source, name, lambda run_context: function(run_context, chunk))
+        yield evaluate(context, source, name, function)
 
     return check
 
@@ -255,18 +249,16 @@ def _inventory_checks(
 
         for spec, function in ((accounts, _plan_accounts), (complete, _source_is_complete)):
             if spec.key in context.selected_asset_check_keys:
-                result = _evaluate(context, source, spec.name, partial(function, count=count))
+                result = evaluate(context, source, spec.name, partial(function, count=count))
                 yield result._replace(asset_key=spec.asset_key, check_name=spec.name)
 
     return check
 
 
-def _evaluate(
-    context: AssetCheckExecutionContext,
-    source: str,
-    name: str,
-    function: Callable[[RunContext], AssetCheckResult],
+def evaluate(
+    context: Context, source: str, name: str, function: Callable[[RunContext], AssetCheckResult]
 ) -> AssetCheckResult:
+    """Return the result of a check. Raises Failure if it could not be evaluated."""
     result = attempt_step(context, source, function)
     if result is None:
         raise as_failure(
@@ -417,7 +409,7 @@ def _source_is_complete(run_context: RunContext, count: Count) -> AssetCheckResu
     )
 
 
-def _conditions(check: str, run_context: RunContext, _: str) -> AssetCheckResult:
+def _conditions(check: str, run_context: RunContext) -> AssetCheckResult:
     from caf_pipeline.automation.alerting import conditions_of, is_paused
 
     conditions = conditions_of(
@@ -446,7 +438,7 @@ def _last_known_end(
     )
 
 
-def look_at_space(run_context: RunContext, _: str = "") -> AssetCheckResult:
+def look_at_space(run_context: RunContext) -> AssetCheckResult:
     """Check how long the bought space lasts."""
     from caf_pipeline.steps import chunk_steps
 

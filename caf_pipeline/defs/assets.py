@@ -5,7 +5,7 @@ docs/explanation/design.md.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -29,6 +29,7 @@ from dagster import (
 from pydantic import Field
 
 from caf_pipeline.defs import metadata, ops
+from caf_pipeline.defs.asset_checks import ChunkCheck, chunk_checks
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, RunResource, attempt_step
@@ -134,6 +135,7 @@ def source_assets(
     `recipients` is the number of recipients of the source's new chunks.
     """
     access = _access(source, settings, recipients)
+    accounts, proven, reads_back = chunk_checks(source, on_jackal=on_jackal)
     return [
         _inventory(source, settings, access),
         _plan(source, settings),
@@ -142,7 +144,8 @@ def source_assets(
             "caf_chunk",
             owner=settings.owner,
             upstream="chunk_plan",
-            steps=ops.packing_ops(source),
+            op=ops.pack_op,
+            check=accounts,
             description=(
                 "One **CAF file** per partition. It holds the objects of the chunk, an index and a "
                 "manifest. Every byte read from S3 is checked. The file stays in staging until it "
@@ -155,7 +158,8 @@ def source_assets(
             "stored_chunk",
             owner=settings.owner,
             upstream="caf_chunk",
-            steps=ops.storing_ops(source),
+            op=ops.store_op,
+            check=proven,
             description=(
                 "The chunk in its store. It is complete only when the store lists all required "
                 "copies **and** samples read back from them match those taken when the chunk was "
@@ -168,7 +172,8 @@ def source_assets(
             "file_locations",
             owner=settings.owner,
             upstream="stored_chunk",
-            steps=ops.locating_ops(source),
+            op=ops.locate_op,
+            check=reads_back,
             description=(
                 "One row in Postgres for each object of the chunk: its chunk and its byte range. "
                 f"From here on, `caf get {source} KEY` needs one look-up and one ranged read."
@@ -356,7 +361,8 @@ def _chunk_asset(
     *,
     upstream: str,
     owner: str,
-    steps: Sequence[ops.Op],
+    op: Callable[[str, ChunkCheck], ops.Op],
+    check: ChunkCheck,
     description: str,
     kinds: set[str],
     shown: metadata.Metadata | None = None,
@@ -370,18 +376,19 @@ def _chunk_asset(
         kinds=kinds,
         metadata=shown,
     )
+    spec, step = check.spec(source), op(source, check)
 
     @graph_multi_asset(
         name=op_name(source, name),
         ins={"before": AssetIn(asset_key(source, upstream), dagster_type=Nothing)},
-        outs={"result": out},
+        outs={ops.RESULT: out},
+        check_specs=[spec],
+        can_subset=True,
         partitions_def=chunk_partitions(source),
         group_name=identifier(source),
     )
     def chunk(before: Any) -> Any:  # noqa: ANN401 - Dagster exports no type for a graph's values
-        done = before
-        for step in steps:
-            done = step(done)
-        return done
+        result, evaluation = step(before)
+        return {ops.RESULT: result, spec.get_python_identifier(): evaluation}
 
     return chunk

@@ -9,7 +9,9 @@ from dagster import (
     AssetCheckKey,
     AssetCheckResult,
     AssetCheckSeverity,
+    AssetKey,
     AssetObservation,
+    AssetRecordsFilter,
     DagsterInstance,
     EventLogRecord,
 )
@@ -68,6 +70,15 @@ def evaluation_target(
     )
 
 
+def latest_materialization(
+    instance: DagsterInstance, key: AssetKey, partition: str
+) -> EventLogRecord | None:
+    """Return a partition's latest materialization."""
+    filters = AssetRecordsFilter(asset_key=key, asset_partitions=[partition])
+    records = instance.fetch_materializations(filters, limit=1).records
+    return records[0] if records else None
+
+
 def check_result(conditions: Sequence[Condition], check: str) -> AssetCheckResult:
     """Return a check's result, given its source's conditions."""
     failures = [condition for condition in conditions if condition.kind in CHECKS[check]]
@@ -112,10 +123,30 @@ def report_conditions(
             instance.report_runless_asset_event(evaluation)
 
 
+def partition_evaluation(
+    instance: DagsterInstance,
+    key: AssetCheckKey,
+    partition: str,
+    result: AssetCheckResult,
+    *,
+    blocking: bool = False,
+) -> AssetCheckEvaluation:
+    """Return a result that refers to the partition's latest materialization.
+
+    Dagster's own conversion (1.12) refers to the latest one of any partition.
+    """
+    latest = latest_materialization(instance, key.asset_key, partition)
+    target = evaluation_target(latest) if latest else None
+    return evaluation_of(result, key, target, partition=partition, blocking=blocking)
+
+
 def evaluation_of(
     result: AssetCheckResult | AssetCheckEvaluation,
     key: AssetCheckKey,
     target: AssetCheckEvaluationTargetMaterializationData | None,
+    *,
+    partition: str | None = None,
+    blocking: bool = False,
 ) -> AssetCheckEvaluation:
     """Return the evaluation of a check's result, for a materialization of its asset."""
     return AssetCheckEvaluation(
@@ -126,6 +157,8 @@ def evaluation_of(
         description=result.description,
         metadata=result.metadata,
         target_materialization_data=target,
+        partition=partition,
+        blocking=blocking,
     )
 
 

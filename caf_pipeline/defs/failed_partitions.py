@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from dagster import AssetKey, AssetMaterialization, AssetRecordsFilter, DagsterInstance
+from dagster import AssetKey, AssetMaterialization, DagsterInstance
 
 from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.defs import metadata
+from caf_pipeline.defs.evaluations import latest_materialization
 from caf_pipeline.defs.partitions import chunk_partitions
-from caf_pipeline.naming import ASSETS, partitions_name
+from caf_pipeline.naming import ASSETS, DATA_VERSION_TAG, partitions_name
 from caf_pipeline.records import Chunk
 
 
@@ -37,15 +38,14 @@ def report_located(
     assert chunk.merkle_root is not None
     root = chunk.merkle_root.hex()
     for key in assets:
-        wanted = AssetRecordsFilter(asset_key=key, asset_partitions=[chunk.name])
-        records = instance.fetch_materializations(wanted, limit=1).records
-        last = records[0].asset_materialization if records else None
+        record = latest_materialization(instance, key, chunk.name)
+        last = record.asset_materialization if record else None
         shown = metadata.chunk_metadata(chunk, recipients) | {"merkle_root": root}
         event = AssetMaterialization(
             key,
             partition=chunk.name,
             description="The ledger has this chunk as located; its latest run failed.",
             metadata=last.metadata if last else shown,
-            tags={"dagster/data_version": root},
+            tags={DATA_VERSION_TAG: root},
         )
         instance.report_runless_asset_event(event)

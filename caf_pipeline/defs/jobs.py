@@ -7,11 +7,13 @@ from dagster import AssetSelection, define_asset_job, in_process_executor
 
 from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.naming import (
+    ALL_STEPS,
     ASSETS,
     BEFORE_BACKFILLS,
     CHUNK_ACCOUNTS,
     CHUNK_READS_BACK,
     PLAN_ACCOUNTS,
+    RETRY_STRATEGY_TAG,
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
     STORAGE_PLAN_LASTS,
@@ -26,7 +28,9 @@ def source_jobs(source: str, keys: AssetKeys, *, has_wallet: bool) -> list[Any]:
     def job(what: JobKind, selection: AssetSelection, description: str) -> Any:  # noqa: ANN401 - Dagster exports no type for it
         # The default executor starts a process for each op, which adds fifty seconds to a chunk.
         # Runs of a backfill come last. The sensor adds these tags to the chunks that it launches.
-        tags = {SOURCE_TAG: source, **({} if what == "archive" else BEFORE_BACKFILLS)}
+        tags = {SOURCE_TAG: source, RETRY_STRATEGY_TAG: ALL_STEPS}
+        if what != "archive":
+            tags |= BEFORE_BACKFILLS
         return define_asset_job(
             job_name(source, what),
             selection=selection,

@@ -14,7 +14,6 @@ from dagster import (
     AssetCheckEvaluation,
     AssetCheckResult,
     AssetCheckSeverity,
-    AssetRecordsFilter,
     Config,
     GraphDefinition,
     JobDefinition,
@@ -38,7 +37,7 @@ from caf_pipeline.defs.asset_checks import (
     proof_description,
     proof_severity,
 )
-from caf_pipeline.defs.evaluations import evaluation_of, evaluation_target
+from caf_pipeline.defs.evaluations import evaluation_of, evaluation_target, partition_evaluation
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
@@ -366,21 +365,11 @@ def _evaluation(
     shown: metadata.Metadata,
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR,
 ) -> AssetCheckEvaluation:
-    # The result refers to the partition's latest materialization, as a check of Dagster's does.
-    key = context.resources.caf_run.asset_keys.key(source, "stored_chunk")
-    latest = context.instance.fetch_materializations(
-        AssetRecordsFilter(asset_key=key, asset_partitions=[chunk]), limit=1
-    ).records
-    return AssetCheckEvaluation(
-        asset_key=key,
-        check_name=CHUNK_IS_PROVEN,
-        passed=passed,
-        description=description or None,
-        metadata=shown,
-        severity=severity,
-        partition=chunk,
-        target_materialization_data=evaluation_target(latest[0]) if latest else None,
+    result = AssetCheckResult(
+        passed=passed, description=description or None, metadata=shown, severity=severity
     )
+    key = context.resources.caf_run.asset_keys.check_key(source, "stored_chunk", CHUNK_IS_PROVEN)
+    return partition_evaluation(context.instance, key, chunk, result)
 
 
 def _names(chunks: Sequence[str]) -> str:

@@ -449,22 +449,16 @@ def locations_metadata(chunk: Chunk, recipients: Sequence[str], account: SourceA
     return shown
 
 
-def upload_metadata(report: UploadReport) -> Metadata:
-    """Describe an upload."""
-    return {
-        "seconds": round(report.seconds, 1),
-        "mib_per_second": round(report.bytes_per_second / MIB, 1),
-    }
-
-
 def verify_metadata(
-    report: VerifyReport, recipients: Sequence[str], urls: Mapping[str, str]
+    report: VerifyReport, upload: UploadReport, recipients: Sequence[str], urls: Mapping[str, str]
 ) -> Metadata:
     """Describe a stored chunk, with a link to its file. The UI plots no text."""
     chunk = report.chunk
     return {
         **chunk_metadata(chunk, recipients),
         **_fetching(chunk, urls),
+        "seconds": round(upload.seconds, 1),
+        "mib_per_second": round(upload.bytes_per_second / MIB, 1),
         "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else "none",
         "owner": chunk.owner or "none",
         "start": "none" if chunk.start is None else str(chunk.start),

@@ -25,7 +25,15 @@ from caf_pipeline.defs.failures import Context, attempt
 from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
+from caf_pipeline.naming import (
+    ALL_STEPS,
+    LEDGER,
+    RETRY_STRATEGY_TAG,
+    RUN,
+    SOURCE_TAG,
+    STORE,
+    s3_key,
+)
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
@@ -155,8 +163,10 @@ class RunResource(ConfigurableResource["RunResource"]):
                 waiting=Announcer(self._log),
             )
             if not isinstance(context, SensorEvaluationContext):
-                # Runs of the UI lack the source's tag.
+                # Runs of the UI and of asset backfills lack the tags of our jobs.
                 tags = {SOURCE_TAG: source}
+                if RETRY_STRATEGY_TAG not in context.run.tags:
+                    tags[RETRY_STRATEGY_TAG] = ALL_STEPS
                 if worker := _run_process(context, self._contexts[source].holder):
                     tags |= process_tags(worker)
                 context.instance.add_run_tags(run, tags)

@@ -317,7 +317,7 @@ def test_chunks_archived_by_another_run_are_not_counted(pipeline, run, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("step", "counted"), [("caf_seal_chunk", (0, 0, 0)), ("caf_release_staging", (1, 6, 18_000))]
+    ("step", "counted"), [("caf_pack_chunk", (0, 0, 0)), ("caf_locate_chunk", (1, 6, 18_000))]
 )
 def test_the_run_that_located_a_chunk_counts_it(pipeline, run, monkeypatch, step, counted):
     pipeline.put(6)

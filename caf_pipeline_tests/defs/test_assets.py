@@ -5,17 +5,26 @@ import shutil
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from dagster import AssetCheckSeverity, AssetKey, DagsterEventType, Definitions
+from dagster import (
+    AssetCheckKey,
+    AssetCheckSeverity,
+    AssetKey,
+    DagsterEventType,
+    Definitions,
+    asset,
+)
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import asset_checks
 from caf_pipeline.defs.assets import InventoryConfig
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.errors import UsageError
+from caf_pipeline.defs.partitions import chunk_partitions
+from caf_pipeline.errors import HeldByOther, StoreUnreachable, UsageError
 from caf_pipeline.inventory import cutting
 from caf_pipeline.ledger.records import chunk_lease
-from caf_pipeline.naming import ASSETS
+from caf_pipeline.naming import ALL_STEPS, ASSETS, BACKFILL_TAG, RETRY_STRATEGY_TAG
 from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps import audit as audit_steps
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import park
 from caf_pipeline.store.directory import MARKER
@@ -53,8 +62,12 @@ def checks(result) -> dict[str, bool]:
     return {check.check_name: check.passed for check in result.get_asset_check_evaluations()}
 
 
+def materializations(result):
+    return [event for event in result.all_events if event.is_step_materialization]
+
+
 def materialized(pipeline, result) -> list[str]:
-    return [event.asset_key.path[1] for event in result.all_events if event.is_step_materialization]
+    return [event.asset_key.path[1] for event in materializations(result)]
 
 
 def page(result, asset):
@@ -140,6 +153,109 @@ def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     ) == b"key-3".ljust(3_000, b".")
 
 
+def test_a_chunks_run_has_an_op_for_each_asset(pipeline):
+    pipeline.put(5)
+    (chunk,) = pipeline.plan()
+    result = pipeline.execute(ARCHIVE, partition_key=chunk)
+    assert [event.step_key for event in result.all_events if event.is_step_success] == [
+        "caf_my_source__caf_chunk.caf_pack_chunk",
+        "caf_my_source__stored_chunk.caf_store_chunk",
+        "caf_my_source__file_locations.caf_locate_chunk",
+    ]
+    root = pipeline.ledger.chunks.get(chunk).merkle_root.hex()
+    made = [event.step_materialization_data.materialization for event in materializations(result)]
+    assert {item.tags["dagster/data_version"] for item in made} == {root}
+    assert pipeline.instance.get_run_by_id(result.run_id).tags[RETRY_STRATEGY_TAG] == ALL_STEPS
+
+
+def run_of_assets(pipeline, chunk, *others, **tags):
+    """Execute a chunk's assets and others like a run of the UI."""
+    defs = Definitions.merge(pipeline.defs, Definitions(assets=others))
+    selection = [*map(key, ASSETS[2:]), *(other.key for other in others)]
+    return defs.resolve_job_def("__ASSET_JOB").execute_in_process(
+        instance=pipeline.instance, partition_key=chunk, asset_selection=selection, tags=tags
+    )
+
+
+@asset(deps=[key("file_locations")], partitions_def=chunk_partitions(SOURCE))
+def report() -> None: ...
+
+
+def test_a_located_chunk_is_observed_and_wakes_nothing(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    archive_chunk(pipeline.run_context(), chunk)
+    assert materialized(pipeline, run_of_assets(pipeline, chunk)) == list(ASSETS[2:])
+    result = run_of_assets(pipeline, chunk, report)
+    assert [event.asset_key for event in materializations(result)] == [report.key]
+    assert [
+        event.asset_key.path[1]
+        for event in result.all_events
+        if event.event_type is DagsterEventType.ASSET_OBSERVATION
+    ] == list(ASSETS[2:])
+    assert checks(result) == {"caf_chunk_accounts_for_plan": True, "caf_chunk_reads_back": True}
+    run = pipeline.instance.get_run_by_id(result.run_id)
+    assert run.tags[RETRY_STRATEGY_TAG] == ALL_STEPS
+
+
+def test_a_run_of_an_asset_backfill_materializes_each_partition(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    for _ in range(2):
+        result = run_of_assets(pipeline, chunk, **{BACKFILL_TAG: "abcdefgh"})
+        assert materialized(pipeline, result) == list(ASSETS[2:])
+
+
+def test_a_check_that_is_retried_materializes_once(pipeline, monkeypatch):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    fetch_members, tries = audit_steps.fetch_members, []
+
+    def fails_once(*arguments):
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise StoreUnreachable("it is away for a moment")
+        return fetch_members(*arguments)
+
+    monkeypatch.setattr(audit_steps, "fetch_members", fails_once)
+    result = pipeline.execute(ARCHIVE, partition_key=chunk)
+    assert retried(result)
+    assert materialized(pipeline, result) == list(ASSETS[2:])
+    assert checks(result)["caf_chunk_reads_back"]
+
+
+@pytest.mark.parametrize(
+    ("asset", "check"),
+    [
+        ("caf_chunk", "caf_chunk_accounts_for_plan"),
+        ("stored_chunk", "caf_chunk_is_proven"),
+        ("file_locations", "caf_chunk_reads_back"),
+    ],
+)
+def test_a_check_of_a_chunk_runs_alone(pipeline, asset, check):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    archive_chunk(pipeline.run_context(), chunk)
+    job = pipeline.defs.resolve_job_def("__ASSET_JOB").get_subset(
+        asset_selection=set(), asset_check_selection={AssetCheckKey(key(asset), check)}
+    )
+    result = job.execute_in_process(instance=pipeline.instance, tags={"dagster/partition": chunk})
+    assert checks(result) == {check: True}
+    assert materializations(result) == []
+
+
+def test_a_chunk_that_another_run_releases_is_materialized(pipeline, monkeypatch):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+
+    def release_staging(*_):
+        raise HeldByOther("another run has it", holder="another run")
+
+    monkeypatch.setattr(chunk_steps, "release_staging", release_staging)
+    result = pipeline.execute(ARCHIVE, partition_key=chunk)
+    assert materialized(pipeline, result) == list(ASSETS[2:])
+
+
 def test_the_chunks_page_shows_what_a_person_wants_to_see(pipeline):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
@@ -183,7 +299,7 @@ def test_a_backfill_run_of_an_empty_chunk_succeeds(pipeline):
     assets = [AssetKey(["my-source", name]) for name in ASSETS[2:]]
     result = pipeline.execute("__ASSET_JOB", partition_key=chunk, asset_selection=assets)
     assert result.success
-    assert checks(result)["caf_chunk_is_proven"]
+    assert "caf_chunk_is_proven" not in checks(result)
 
 
 def test_a_held_chunk_succeeds_without_a_materialization(pipeline):

@@ -17,7 +17,7 @@ from dagster import (
 
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.partitions import chunk_partitions
-from caf_pipeline.naming import ASSETS
+from caf_pipeline.naming import ASSETS, DATA_VERSION_TAG
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline_tests.support.pipeline_runs import SOURCE, with_source
 
@@ -109,7 +109,8 @@ def downstream():
 def archive(instance, chunk):
     instance.add_dynamic_partitions(chunk_partitions("my-photos").name, [chunk])
     key = AssetKey(["my-photos", "file_locations"])
-    instance.report_runless_asset_event(AssetMaterialization(key, partition=chunk))
+    root = {DATA_VERSION_TAG: chunk}
+    instance.report_runless_asset_event(AssetMaterialization(key, partition=chunk, tags=root))
 
 
 def test_example_follows_each_new_chunk_once(downstream):
@@ -118,6 +119,7 @@ def test_example_follows_each_new_chunk_once(downstream):
     archive(instance, "my-photos-1a2b3c4d-00002")
     second = evaluate_automation_conditions(defs, instance, cursor=first.cursor)
     assert second.get_requested_partitions(mine) == {"my-photos-1a2b3c4d-00002"}
+    archive(instance, "my-photos-1a2b3c4d-00002")  # as a run of an asset backfill does
     third = evaluate_automation_conditions(defs, instance, cursor=second.cursor)
     assert third.get_num_requested(mine) == 0
 

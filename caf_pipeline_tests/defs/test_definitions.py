@@ -10,10 +10,9 @@ import pytest
 import yaml
 from dagster import AssetKey
 
-from caf_pipeline.asset_keys import DEFAULT_KEYS
-from caf_pipeline.defs.asset_checks import source_checks
+from caf_pipeline.defs.asset_checks import chunk_checks
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.naming import ASSETS, CHUNK_IS_PROVEN, LOCATION_NAME
+from caf_pipeline.naming import ASSETS, LOCATION_NAME
 from caf_pipeline.settings import Settings, SourceSettings
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -61,12 +60,8 @@ def test_each_source_has_its_own_group_of_the_same_assets():
 
 @pytest.mark.parametrize("on_jackal", [True, False])
 def test_the_proof_check_describes_its_store(on_jackal):
-    specs = {
-        spec.name: spec
-        for check in source_checks("a", DEFAULT_KEYS, on_jackal=on_jackal)
-        for spec in check.check_specs
-    }
-    assert ("chain" in specs[CHUNK_IS_PROVEN].description) is on_jackal
+    _, proven, _ = chunk_checks("a", on_jackal=on_jackal)
+    assert ("chain" in proven.description) is on_jackal
 
 
 def test_all_that_a_code_server_loads_is_loaded():
@@ -79,7 +74,7 @@ def test_lists_of_the_ui_show_no_raw_markdown(store):
     settings = Settings(sources={"a": SourceSettings(bucket="b", inventory="s3://c/d/b/e/")})
     kind = settings.store.model_copy(update={"kind": store})
     defs = build_defs(settings.model_copy(update={"store": kind}))
-    checks = [spec for check in defs.asset_checks for spec in check.check_specs]
+    checks = [spec for item in [*defs.assets, *defs.asset_checks] for spec in item.check_specs]
     for item in [*checks, *defs.jobs, *defs.sensors, *defs.schedules]:
         assert item.description
         assert not {"`", "**"} & set(re.findall(r"`|\*\*", item.description))
