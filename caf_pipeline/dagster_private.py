@@ -72,6 +72,7 @@ try:
     from dagster._core.remote_origin import (
         RegisteredCodeLocationOrigin,
         RemoteJobOrigin,
+        RemotePartitionSetOrigin,
         RemoteRepositoryOrigin,
     )
     from dagster._core.scheduler.instigation import InstigatorStatus

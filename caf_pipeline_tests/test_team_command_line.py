@@ -148,7 +148,7 @@ def test_ui_shows_and_repeats_a_run(project, archived):
     assert repeated.status.value == "QUEUED"  # until a daemon starts it
 
 
-def test_backfill_has_the_projects_keys(project, archived, bucket):
+def test_backfill_is_of_the_projects_job(project, archived, bucket):
     caf = archived
     bucket.put("later.txt", b"later")
     project.dg("launch", "--job", job_name("second", "plan"))
@@ -162,9 +162,9 @@ def test_backfill_has_the_projects_keys(project, archived, bucket):
             process.send_signal(signal.SIGINT)
             process.communicate()
         (backfill,) = instance.get_backfills()
-    keys = {AssetKey(["lake", "second", name]) for name in ASSETS[2:]}
-    assert set(backfill.asset_selection) == keys
-    assert backfill.asset_backfill_data.target_subset.asset_keys == keys
+    job = backfill.partition_set_origin.selector
+    assert job.location_name == LOCATION
+    assert job.partition_set_name == f"{job_name('second', 'archive')}_partition_set"
 
 
 def test_home_may_come_from_the_env_file(project, archived):

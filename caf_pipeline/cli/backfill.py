@@ -29,9 +29,9 @@ def backfill(  # noqa: PLR0917 - the command line's options
 ) -> int:
     r"""Archive planned chunks with Dagster's daemon.
 
-    Submits one asset backfill with a run for each chunk that has work to do, and shows its
-    progress. The daemon runs it: Ctrl-C ends only this command, and the same command follows it
-    again. Runs for new objects have priority.
+    Submits one backfill of the job caf_archive_<source>, with a run for each chunk that has work
+    to do, and shows its progress. The daemon runs it: Ctrl-C ends only this command, and the same
+    command follows it again. Runs for new objects have priority.
 
     Leaves out chunks of live runs, other processes and an unfinished backfill, and parked chunks.
     --failed retries failed and parked chunks now. If no daemon runs, use `caf run`.

@@ -1,4 +1,4 @@
-"""`caf backfill`: archives chunks by one asset backfill, which Dagster's daemon executes.
+"""`caf backfill`: archives chunks by one backfill of their job, which Dagster's daemon executes.
 
 The command creates the backfill in one write, and then only watches it.
 """
@@ -7,7 +7,6 @@ import secrets
 import string
 import sys
 import time
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -26,12 +25,18 @@ from caf_pipeline.dagster_host.code_location import CodeLocation, code_location
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.summary import CHUNKS_FAILED, HELD_BY_OTHERS
-from caf_pipeline.dagster_private import PartitionBackfill
+from caf_pipeline.dagster_private import (
+    BulkActionStatus,
+    PartitionBackfill,
+    RegisteredCodeLocationOrigin,
+    RemotePartitionSetOrigin,
+    RemoteRepositoryOrigin,
+)
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import chunk_of_lease
-from caf_pipeline.naming import ASSETS, BACKFILL_TAG, PRIORITY_TAG, SOURCE_TAG
+from caf_pipeline.naming import BACKFILL_TAG, PRIORITY_TAG, REPOSITORY_NAME, SOURCE_TAG, job_name
 from caf_pipeline.records import Chunk
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
@@ -292,25 +297,26 @@ def submit(  # noqa: PLR0917
     sizes = [
         chunk.expected_size_bytes for chunk in ledger.chunks.list(source) if chunk.name in submitted
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Dagster itself calls a function that it has deprecated
-        backfill = PartitionBackfill.from_asset_partitions(
-            backfill_id,
-            asset_graph=location.defs.resolve_asset_graph(),
-            partition_names=list(names),
-            asset_selection=[location.keys.key(source, name) for name in ASSETS[2:]],
-            backfill_timestamp=time.time(),
-            tags={
-                SOURCE_TAG: source,
-                PRIORITY_TAG: LOW_PRIORITY,
-                **pod_tags(instance, settings, max(sizes, default=0)),
-            },
-            dynamic_partitions_store=instance,
-            all_partitions=False,
-            title=f"caf backfill {source}",
-            description=None,
-            run_config=None,
-        )
+    repository = RemoteRepositoryOrigin(
+        RegisteredCodeLocationOrigin(location.name), REPOSITORY_NAME
+    )
+    backfill = PartitionBackfill(
+        backfill_id,
+        BulkActionStatus.REQUESTED,
+        from_failure=False,
+        tags={
+            SOURCE_TAG: source,
+            PRIORITY_TAG: LOW_PRIORITY,
+            **pod_tags(instance, settings, max(sizes, default=0)),
+        },
+        backfill_timestamp=time.time(),
+        title=f"caf backfill {source}",
+        partition_set_origin=RemotePartitionSetOrigin(
+            repository_origin=repository,
+            partition_set_name=f"{job_name(source, 'archive')}_partition_set",
+        ),
+        partition_names=list(names),
+    )
     instance.add_backfill(backfill)
 
 
@@ -354,10 +360,13 @@ def follow(
             console.print(line)
             printed, printed_at = line, time.monotonic()
         if ended:
+            if backfill.error:
+                console.print(f"Dagster could not run it: {backfill.error.message.strip()}")
             return backfill.status.value
         if lost is not (lost := not _daemon_lives(instance)):
             console.print(
-                "Dagster's daemon has ended; the backfill goes on when it runs again"
+                "Dagster's daemon has ended, or submits many runs; the backfill goes on when it "
+                "answers again"
                 if lost
                 else "the daemon is back"
             )

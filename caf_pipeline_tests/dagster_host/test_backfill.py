@@ -144,9 +144,7 @@ def test_failed_selects_failed_and_unparks_parked_chunks(planned, monkeypatch):
     assert backfill_command(SOURCE, settings=planned.settings, wanted={"failed": True}) == 12
     assert planned.ledger.chunks.get(parked).state is ChunkState.PLANNED
     (submitted,) = planned.instance.get_backfills()
-    assert set(submitted.asset_backfill_data.target_subset.iterate_asset_partitions()) == {
-        (key, chunk) for key in submitted.asset_selection for chunk in (failed, parked)
-    }
+    assert submitted.partition_names == [failed, parked]
 
 
 def test_withdrawn_and_empty_chunks_do_not_count_as_archived(planned, monkeypatch, capsys):
@@ -292,9 +290,6 @@ def test_an_interrupted_submit_reports_whether_the_backfill_exists(
     assert ("goes on" in capsys.readouterr().err) is submitted
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Function `AssetSelection.sources` is deprecated"
-)  # Dagster's own call
 def test_the_daemon_continues_an_interrupted_backfill_command(pipeline, tmp_path):
     pipeline.put(7)
     assert len(pipeline.plan()) == 2
@@ -331,5 +326,6 @@ def test_the_daemon_continues_an_interrupted_backfill_command(pipeline, tmp_path
     runs = pipeline.instance.get_runs(RunsFilter(tags={BACKFILL_TAG: submitted.backfill_id}))
     assert len(runs) == 2  # the sensor that launches chunks leaves them to the backfill
     assert {run.tags[PRIORITY_TAG] for run in runs} == {"-1"}
+    assert {run.job_name for run in runs} == {ARCHIVE}
     log = pipeline.instance.all_logs(runs[0].run_id)
     assert any("steps in process" in (entry.user_message or "") for entry in log)

@@ -1,6 +1,5 @@
 """A world for Dagster's processes: caf.toml, environment, and a backfill of its chunks."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def submit_backfill(
     world: World, instance: DagsterInstance, chunks: Sequence[str], backfill_id: str
 ) -> None:
     """Request a backfill of these chunks, as `caf backfill` does."""
-    with world.run_context() as context, warnings.catch_warnings():
+    with world.run_context() as context:
         settings = Settings.model_validate(world.values)
         submit(
             settings,

@@ -14,6 +14,7 @@ from dagster import DagsterInstance, RunsFilter
 from caf_pipeline.dagster_host.backfill import ENDED
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_private import BulkActionStatus
+from caf_pipeline.naming import LOCATION_NAME
 from caf_pipeline_tests.support.patience import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -59,16 +60,20 @@ def daemon(module: str, folder: Path, **environment: str) -> Iterator[subprocess
 
     A failure in the block prints the end of the daemon's log.
     """
-    log_file = folder / "daemon.log"
+    log_file, workspace = folder / "daemon.log", folder / "workspace.yaml"
+    location = {
+        "module_name": module,
+        "location_name": LOCATION_NAME,
+        "working_directory": str(ROOT),
+    }
+    workspace.write_text(yaml.safe_dump({"load_from": [{"python_module": location}]}))
     with log_file.open("ab") as log:
         process = subprocess.Popen(
             [
                 Path(sys.executable).with_name("dagster-daemon"),
                 "run",
-                "-m",
-                module,
-                "-d",
-                str(ROOT),
+                "-w",
+                workspace,
             ],
             env=os.environ | environment,
             stdout=log,
