@@ -32,22 +32,20 @@ def launch_planned(
 
     if context.run.tags.get(COMMAND_TAG):
         return []
+    queued: list[str] = []
     try:
         if not may_queue_like(context, LAUNCH_SENSOR):
             return []
         tick = LaunchTick(context, settings, Deadline(TICK_SECONDS), keys)
-        queued = [
-            str(request.partition_key)
-            for request in tick.requests_of(source)
-            if queue_run_of_sensor(context, LAUNCH_SENSOR, request)
-        ]
+        for request in tick.requests_of(source):
+            if queue_run_of_sensor(context, LAUNCH_SENSOR, request):
+                queued.append(str(request.partition_key))
         for note in tick.notes:
             context.log.warning(note)
     except (CafError, Overdue, DagsterError, SQLAlchemyError) as error:
         context.log.warning(
-            f"No chunk was launched: {first_line(error)}. The sensor {LAUNCH_SENSOR} launches them."
+            f"Launching ended: {first_line(error)}. The sensor {LAUNCH_SENSOR} launches the rest."
         )
-        return []
     if queued:
         context.log.info(f"Launched {', '.join(queued)}.")
     return queued
@@ -84,13 +82,19 @@ def queue_run_of_sensor(context: AssetExecutionContext, sensor: str, request: Ru
         context.run.job_code_origin,
     )
     assert origin is not None
-    tags = {**request.tags, PARTITION_TAG: request.partition_key, SENSOR_TAG: sensor}
+    job = context.repository_def.get_job(request.job_name)
+    tags = {
+        **job.run_tags,
+        **request.tags,
+        PARTITION_TAG: request.partition_key,
+        SENSOR_TAG: sensor,
+    }
     if request.run_key:
         tags[RUN_KEY_TAG] = request.run_key
         if instance.get_runs(RunsFilter(tags={RUN_KEY_TAG: request.run_key}), limit=1):
             return False
     instance.create_run_for_job(
-        context.repository_def.get_job(request.job_name),
+        job,
         status=DagsterRunStatus.QUEUED,  # a killed process leaves no run that is never submitted
         tags=tags,
         remote_job_origin=RemoteJobOrigin(origin.repository_origin, request.job_name),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import dagster
 import pytest
-from dagster import DagsterRunStatus
+from dagster import DagsterError, DagsterRunStatus
 
 from caf_pipeline.asset_keys import DEFAULT_KEYS
 from caf_pipeline.automation.launch_tick import LaunchTick
@@ -22,6 +22,7 @@ from caf_pipeline.naming import (
     PARTITION_TAG,
     RUN_KEY_TAG,
     SENSOR_TAG,
+    SOURCE_TAG,
 )
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.system.deadline import Deadline
@@ -96,6 +97,8 @@ def test_the_run_of_a_plan_launches_its_chunk_once(planned):
     assert run.status is DagsterRunStatus.QUEUED
     assert run.remote_job_origin.job_name == ARCHIVE
     assert run.tags[PARTITION_TAG] == chunk
+    assert run.tags.items() >= planned.defs.resolve_job_def(ARCHIVE).run_tags.items()
+    assert run.tags[SOURCE_TAG] == SOURCE
     assert launch(planned) == []
     assert not evaluate_tick(planned, LAUNCH_SENSOR).run_requests
 
@@ -151,6 +154,22 @@ def with_failed_run(pipeline):
 @pytest.mark.parametrize("change", [off, not_automatic, paused, without_room, with_failed_run])
 def test_a_plan_launches_only_what_the_sensor_would(planned, change):
     assert launch(change(planned)) == []
+
+
+def test_chunks_queued_before_an_error_are_told(planned, monkeypatch):
+    planned.put(1, prefix="later")
+    planned.plan()
+    create_run_for_job = planned.instance.create_run_for_job
+
+    def create_one(*args, **options):
+        if archive_runs(planned):
+            raise DagsterError("the storage is away")
+        return create_run_for_job(*args, **options)
+
+    monkeypatch.setattr(planned.instance, "create_run_for_job", create_one)
+    queued = launch(planned)
+    assert queued == [run.tags[PARTITION_TAG] for run in archive_runs(planned)]
+    assert len(planned.chunks()) > len(queued) == 1
 
 
 def test_a_sensor_that_was_switched_on_counts_as_on(planned):
