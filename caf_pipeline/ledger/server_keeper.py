@@ -48,7 +48,7 @@ def main(seconds: str, users_path: str, lock_path: str, *command: str) -> None:
             if polls_without_user > POLLS:
                 os.kill(server, signal.SIGINT)  # "fast": as pg_ctl stops it
                 while True:
-                    signal.pause()
+                    time.sleep(1)  # not `pause`: a signal right before it would be lost
         else:
             polls_without_user = 0
         fcntl.flock(users, fcntl.LOCK_UN)
