@@ -23,7 +23,6 @@ from dagster import (
 from caf_pipeline.asset_keys import AssetKeys
 from caf_pipeline.automation.notify import post_json, send_mail
 from caf_pipeline.automation.tick import ask_in_time
-from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline.errors import AlertNotSent, LedgerError, with_hint
 from caf_pipeline.ledger.ledger import Ledger
@@ -265,9 +264,8 @@ def _located(
     ledger: Ledger, failed: Mapping[str, Collection[str]]
 ) -> Iterator[tuple[Chunk, Sequence[str]]]:
     for source, names in failed.items():
-        for chunk in ledger.chunks.list(source, [ChunkState.LOCATED]) if names else ():
-            if chunk.name in names:
-                yield chunk, ledger.chunks.recipients(chunk.name)
+        for chunk in ledger.chunks.located_among(source, names, LOCATED_READ) if names else ():
+            yield chunk, ledger.chunks.recipients(chunk.name)
 
 
 def due_alerts(

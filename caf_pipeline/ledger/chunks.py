@@ -1,6 +1,6 @@
 """Questions about chunks: their rows, versions of a key, sums over a source."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -96,6 +96,12 @@ _LOCATED: Final = and_(
     _OF_SOURCE,
     CHUNKS.c.chunk_state == ChunkState.LOCATED,
     CHUNKS.c.copy_state == CopyState.VERIFIED,
+)
+
+_LOCATED_AMONG: Final = (
+    _WITHOUT_SAMPLES.where(_LOCATED, CHUNKS.c.name == any_(bindparam("names", type_=ARRAY(Text))))
+    .order_by(CHUNKS.c.name)
+    .limit(bindparam("limit"))
 )
 
 _LONGEST_AGO: Final = func.coalesce(CHUNKS.c.checked_at, CHUNKS.c.located_at)
@@ -249,6 +255,11 @@ class Chunks(LedgerPart):
         statement = _IN_STATES if source is None else _IN_STATES.where(_OF_SOURCE)
         stored = sorted(set(map(stored_state, states)))
         rows = self._rows(statement, states=states, stored=stored, source=source)
+        return [_chunk(row) for row in rows]
+
+    def located_among(self, source: str, names: Collection[str], limit: int) -> Sequence[Chunk]:
+        """Return up to `limit` located chunks of these names, by name, without samples."""
+        rows = self._rows(_LOCATED_AMONG, source=source, names=[*names], limit=limit)
         return [_chunk(row) for row in rows]
 
     def to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
