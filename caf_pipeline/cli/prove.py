@@ -66,8 +66,7 @@ def prove(
 
     \b
     Exit status: 3, 6
-      0  All checked chunks are proven, or of up to 20,480 bytes and right; none is known as
-         damaged, unanswered or unread.
+      0  Checked chunks are proven, or small and right; none is damaged, unanswered or unread.
       1  Some chunks are damaged, unread, or unverified and larger.
       7  The store failed, or the only faults are unanswered chunks.
     """
