@@ -34,7 +34,7 @@ from caf_pipeline.steps.conditions import DELAYS, Condition, ConditionKind, find
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 
-_EVALUATED: Final = {
+EVALUATED: Final = {
     AssetCheckExecutionRecordStatus.SUCCEEDED,
     AssetCheckExecutionRecordStatus.FAILED,
 }
@@ -359,10 +359,10 @@ def last_evaluations(
     """
     log = instance.event_log_storage
     latest = log.get_latest_asset_check_execution_by_key(keys)
-    unevaluated = {key for key, record in latest.items() if record.status not in _EVALUATED}
+    unevaluated = {key for key, record in latest.items() if record.status not in EVALUATED}
     records = [record for key, record in latest.items() if key not in unevaluated]
     for key in unevaluated:
-        records += log.get_asset_check_execution_history(key, limit=1, status=_EVALUATED)
+        records += log.get_asset_check_execution_history(key, limit=1, status=EVALUATED)
     return {record.key: record.evaluation for record in records if record.evaluation}, unevaluated
 
 

@@ -25,7 +25,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.maintenance.chain_listing import check_chain_listing
 from caf_pipeline.maintenance.repair import RepairReport, concerns_one_chunk, repair_chunk
-from caf_pipeline.maintenance.scrub import ProofReport, is_small, prove_oldest
+from caf_pipeline.maintenance.scrub import ProofReport, prove_oldest
 from caf_pipeline.settings import load_settings
 
 
@@ -87,8 +87,8 @@ def prove(
         try:
             for report in prove_oldest(context, limit or settings.jackal.prove_per_run):
                 _print_proof(report, json)
-                is_right = report.verdict == "unverified" and is_small(report.chunk)
-                verdict = "small" if is_right else report.verdict
+                is_small = report.is_right and not report.proven
+                verdict = "small" if is_small else report.verdict
                 names_by_verdict[verdict].append(report.chunk.name)
         except NoChainAnswer:
             raise

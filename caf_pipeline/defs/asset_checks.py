@@ -129,7 +129,8 @@ def chunk_checks(source: str, *, on_jackal: bool) -> tuple[ChunkCheck, ChunkChec
         unverified = (
             " Warns with 'unverified' if the samples are correct but the chain shows no verified "
             "proof: its entry may only record that the provider joined. The next proof window may "
-            "bring one."
+            "bring one. The chain proves no chunk of up to 20,480 bytes: it passes if each copy, "
+            "read whole, is correct."
         )
     return (
         ChunkCheck(
@@ -314,7 +315,7 @@ def _chunk_is_proven(run_context: RunContext, chunk: str) -> AssetCheckResult:
         )
     report = scrub.prove_chunk(run_context, chunk)
     return AssetCheckResult(
-        passed=report.proven,
+        passed=report.is_right,
         severity=proof_severity(report),
         description=proof_description(report) or None,
         metadata=metadata.proof_metadata(report),

@@ -29,6 +29,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from caf_pipeline.automation.alerting import EVALUATED
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.asset_checks import (
@@ -167,9 +168,11 @@ def _check_op(
     @_op(source, name, description)
     def look_at_source(context: OpExecutionContext) -> Reports:
         key = context.resources.caf_run.asset_keys.check_key(source, *check)
-        log = context.instance.event_log_storage
-        last = log.get_latest_asset_check_execution_by_key([key]).get(key)
-        if last is not None and time.time() - last.create_timestamp < at_most_every:
+        # A failed run may have planned the check and never evaluated it.
+        history = context.instance.event_log_storage.get_asset_check_execution_history(
+            key, limit=1, status=EVALUATED
+        )
+        if history and time.time() - history[0].create_timestamp < at_most_every:
             yield Output(None)
             return
         result = attempt_step(context, source, look)
@@ -236,7 +239,7 @@ def _prove_op(source: str) -> OpDefinition:
                 context,
                 report.chunk.name,
                 source,
-                passed=report.proven,
+                passed=report.is_right,
                 description=proof_description(report),
                 shown=metadata.proof_metadata(report),
                 severity=proof_severity(report),

@@ -88,6 +88,11 @@ class ProofReport:
         return self.verdict == "proven"
 
     @property
+    def is_right(self) -> bool:
+        """Whether it is proven, or too small for the chain's proofs and right at each copy."""
+        return self.proven or (self.verdict == "unverified" and is_small(self.chunk))
+
+    @property
     def verdict(self) -> str:
         if self.explanation:
             return "damaged"

@@ -188,8 +188,8 @@ def _delays(
             ConditionKind.UNWATCHED,
             False,
             f"the stored chunks of {name} were last checked {_ago(looked_at, progress)}",
-            f"`caf runs {name}` shows why its proof watch failed; check its hourly schedule, and "
-            "that the chain answers",
+            "`caf runs` shows why runs of caf_look failed; check that caf_look_at_sources is on, "
+            "that jackal.lcd and a wallet are set, and that the chain answers",
         )
 
 

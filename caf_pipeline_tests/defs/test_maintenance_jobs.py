@@ -16,6 +16,7 @@ from caf_pipeline.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline.defs.build import build_defs, build_own_defs
 from caf_pipeline.errors import ChainUnreachable
 from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.maintenance import scrub
 from caf_pipeline.naming import SOURCE_IS_COMPLETE, STORAGE_PLAN_LASTS
 from caf_pipeline.settings import JackalSettings, Settings, SourceSettings, StoreSettings
 from caf_pipeline.store.jackal.chain import Chain
@@ -128,17 +129,24 @@ def test_wrong_bytes_fail_the_check_and_mark_the_chunk(archived):
 
 
 @pytest.mark.thorough
-def test_an_unverified_chunk_is_a_warning_and_stays_located(on_jackal):
+def test_an_unverified_chunk_is_a_warning_unless_small(on_jackal, monkeypatch):
     on_jackal.put(1, size_bytes=10)
     (chunk,) = on_jackal.plan()
     assert on_jackal.execute(ARCHIVE, partition_key=chunk).success
-    assert on_jackal.execute(PROVE).success
-    (record,) = on_jackal.instance.event_log_storage.get_asset_check_execution_history(
-        PROVEN, limit=1
-    )
-    evaluation = record.event.dagster_event.event_specific_data
-    assert (evaluation.passed, evaluation.severity) == (False, AssetCheckSeverity.WARN)
-    assert evaluation.description.startswith("unverified: ")
+
+    def prove():
+        assert on_jackal.execute(PROVE).success
+        (record,) = on_jackal.instance.event_log_storage.get_asset_check_execution_history(
+            PROVEN, limit=1
+        )
+        evaluation = record.event.dagster_event.event_specific_data
+        assert evaluation.description.startswith("unverified: ")
+        return evaluation
+
+    assert prove().passed
+    monkeypatch.setattr(scrub, "SMALL_BYTES", 0)
+    larger = prove()
+    assert (larger.passed, larger.severity) == (False, AssetCheckSeverity.WARN)
     assert on_jackal.chunks(ChunkState.LOCATED) == [chunk]
 
 
