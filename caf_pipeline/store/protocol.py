@@ -332,8 +332,8 @@ class ChunkStore(ChunkReader, Protocol):
         """Return the window of a height (None: the present one). None without windows."""
         return None
 
-    def window_ends_in(self, posting: PostRecord) -> float | None:
-        """In seconds, about. None without windows."""
+    def window_ends_in(self, posting: PostRecord, height: int | None = None) -> float | None:
+        """In seconds from a height (None: the present one), about. None without windows."""
         return None
 
     def listed_at(self) -> int | None:

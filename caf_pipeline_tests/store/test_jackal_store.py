@@ -221,6 +221,15 @@ def test_the_window_of_a_file_is_asked_for_once(opened, tmp_path, monkeypatch):
     assert len(queries) == 2  # for the copies, and for the window
 
 
+def test_a_window_at_a_known_height_needs_no_query(opened, tmp_path, monkeypatch):
+    posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
+    height = opened.store.listed_at()
+    assert opened.store.window_ends_in(posting, height) > 0
+    monkeypatch.setattr(opened.store.chain, "height", Mock(side_effect=AssertionError))
+    assert opened.store.current_window(posting, height) == 0
+    assert opened.store.window_ends_in(posting, height) > 0
+
+
 def test_copies_tell_when_they_were_last_proven(opened, tmp_path):
     posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
     assert all(copy.last_proven >= posting.start for copy in opened.store.copies(posting))

@@ -202,7 +202,7 @@ class SeveralFolders:
     def current_window(self, posting, height=None):
         return self.now
 
-    def window_ends_in(self, posting):
+    def window_ends_in(self, posting, height=None):
         return None if self.now is None else 3600.0
 
     def listed_at(self):

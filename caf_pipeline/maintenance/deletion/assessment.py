@@ -341,7 +341,7 @@ class ChunkAssessor:
             if is_small(chunk)
             else f"proven in {progress} in a row"
         )
-        seconds = store.window_ends_in(posting)
+        seconds = store.window_ends_in(posting, height)
         if seconds is None:
             return Unsafe.ONE_WINDOW, problem
         if any(copy.last_window == now - 1 for copy in right):

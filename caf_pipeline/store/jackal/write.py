@@ -178,10 +178,12 @@ class JackalStore(JackalReader):
             height = self.chain.height()
         return max(height - posting.start, 0) // self._window_blocks(posting)
 
-    def window_ends_in(self, posting: PostRecord) -> float | None:
+    def window_ends_in(self, posting: PostRecord, height: int | None = None) -> float | None:
         """Assumes the current block time."""
+        if height is None:
+            height = self.chain.height()
         blocks = self._window_blocks(posting)
-        passed = max(self.chain.height() - posting.start, 0) % blocks
+        passed = max(height - posting.start, 0) % blocks
         return (blocks - passed) * self.chain.block_seconds()
 
     def _window_blocks(self, posting: PostRecord) -> int:
