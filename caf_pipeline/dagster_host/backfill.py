@@ -56,6 +56,11 @@ LIVE_SECONDS: Final = 120.0
 POLL_SECONDS: Final = 2.0
 REPORT_SECONDS: Final = 15.0
 
+BEGIN_SECONDS: Final = 60.0
+"""Dagster's daemon looks for backfills every 30 s. It retries without end, and without an error in
+the backfill, while the code location does not load.
+"""
+
 PAGE: Final = 200
 
 LOW_PRIORITY: Final = "-1"
@@ -331,7 +336,8 @@ def follow(
 
     `left` are its chunks that are not archived yet.
     """
-    began, done_before, printed, printed_at, lost = time.monotonic(), -1, "", 0.0, False
+    began, done_before, printed, printed_at = time.monotonic(), -1, "", 0.0
+    lost = is_late = False
     run_statuses = {
         "well": [DagsterRunStatus.SUCCESS],
         "failed": [DagsterRunStatus.FAILURE],
@@ -369,6 +375,13 @@ def follow(
                 "answers again"
                 if lost
                 else "the daemon is back"
+            )
+        has_begun = any(counts.values()) or time.monotonic() - began < BEGIN_SECONDS
+        if not has_begun and not lost and not is_late:
+            is_late = True
+            console.print(
+                "Dagster's daemon has not begun the backfill; its log shows why, such as a code "
+                "location that does not load"
             )
         time.sleep(POLL_SECONDS)
 

@@ -240,6 +240,24 @@ def test_a_canceled_backfill_counts_its_canceled_runs(planned):
     assert "2 runs canceled" in printed.getvalue()
 
 
+def test_a_backfill_that_does_not_begin_is_reported_once(planned, monkeypatch):
+    backfill_id, printed = submit(planned), io.StringIO()
+    polls = []
+
+    def lives(instance):
+        polls.append(1)
+        if len(polls) == 3:
+            canceled = instance.get_backfill(backfill_id).with_status(BulkActionStatus.CANCELED)
+            instance.update_backfill(canceled)
+        return True
+
+    monkeypatch.setattr(backfill, "_daemon_lives", lives)
+    monkeypatch.setattr(backfill, "POLL_SECONDS", 0)
+    monkeypatch.setattr(backfill, "BEGIN_SECONDS", 0)
+    assert follow(planned, backfill_id, 4, printed) == "CANCELED"
+    assert printed.getvalue().count("has not begun") == 1
+
+
 def test_an_unfinished_backfill_is_followed_and_not_submitted_twice(planned, monkeypatch):
     backfill_id = submit(planned)
     result = select(planned.instance, planned.ledger, SOURCE, Selection())
