@@ -26,6 +26,7 @@ from caf_pipeline.ledger.records import LaunchableChunk
 from caf_pipeline.naming import (
     ASSETS,
     BACKFILL_TAG,
+    LOOK_JOB,
     PARTITION_TAG,
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
@@ -247,19 +248,20 @@ def give_up_lost_retries(
 
 
 def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) -> None:
-    """Fail runs of these sources that were created but never submitted.
+    """Fail runs of these sources, and looks, that were created but never submitted.
 
-    Such a run blocks its source's plans.
+    Such a run blocks its source's plans, or all looks.
     """
     long_ago = datetime.now(UTC) - timedelta(seconds=UNSUBMITTED_SECONDS)
-    lost = RunsFilter(
-        statuses=[DagsterRunStatus.NOT_STARTED],
-        tags={SOURCE_TAG: list(sources)},
-        created_before=long_ago,
-    )
+    begun = [DagsterRunStatus.NOT_STARTED]
+    tags = {SOURCE_TAG: list(sources)}
     message = "The run was never submitted: the process that created it was killed."
-    for run in instance.get_runs(lost, limit=PAGE):
-        instance.report_run_failed(run, message)
+    for lost in (
+        RunsFilter(statuses=begun, tags=tags, created_before=long_ago),
+        RunsFilter(statuses=begun, job_name=LOOK_JOB, created_before=long_ago),
+    ):
+        for run in instance.get_runs(lost, limit=PAGE):
+            instance.report_run_failed(run, message)
 
 
 def audits_due(

@@ -160,7 +160,7 @@ def test_killed_step_leaves_its_run_to_dagster(planned, unruly_s3, tmp_path):
         os.kill(lease.holder.pid, signal.SIGKILL)
         assert tick(planned).startswith("0 dead runs")
         process.communicate(timeout=PATIENCE_SECONDS)
-    assert latest(planned).status is DagsterRunStatus.FAILURE
+    assert latest(planned).status is DagsterRunStatus.SUCCESS  # it tried the op again
     assert tick(planned).startswith("0 dead runs")
 
 

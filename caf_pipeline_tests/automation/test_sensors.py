@@ -20,7 +20,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_private import BulkActionStatus, PartitionBackfill
 from caf_pipeline.errors import BucketMissing
 from caf_pipeline.ledger.leases import HeldLease
-from caf_pipeline.naming import SOURCE_TAG
+from caf_pipeline.naming import LOOK_JOB, SOURCE_TAG
 from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.current_content import next_second
@@ -247,6 +247,15 @@ def test_nothing_is_planned_while_a_plan_is_queued_or_started(pipeline, tick, st
     requests, why, _ = tick("caf_new_objects_my_source")
     assert requests == []
     assert f"Run {run_id} is planning" in why
+
+
+def test_an_unsubmitted_look_ends_after_a_day(pipeline, tick, monkeypatch):
+    run_id = start_run(pipeline, LOOK_JOB, DagsterRunStatus.NOT_STARTED)
+    tick("caf_launch_chunks")
+    assert pipeline.instance.get_run_by_id(run_id).status is DagsterRunStatus.NOT_STARTED
+    monkeypatch.setattr(launching, "UNSUBMITTED_SECONDS", -60)
+    tick("caf_launch_chunks")
+    assert pipeline.instance.get_run_by_id(run_id).status is DagsterRunStatus.FAILURE
 
 
 def test_an_unsubmitted_plan_blocks_its_source_for_a_day(pipeline, tick, monkeypatch):
