@@ -1100,6 +1100,7 @@ def test_no_module_but_these_has_a_client_of_s3():
         if names & clients or {name.split(".")[0] for name in names} & clients:
             assert path in {
                 *OF_S3,
+                PACKAGE / "defs" / "source_resource.py",
                 PACKAGE / "defs" / "source_s3.py",
                 PACKAGE / "system" / "ranges.py",
             }, path
