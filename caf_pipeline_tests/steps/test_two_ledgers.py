@@ -195,6 +195,7 @@ def test_another_ledger_is_a_condition_until_set_aside(new_home):
 
 def test_a_wallet_of_one_ledger_is_read_once(new_home, network, wallet, monkeypatch):
     network.spend_sequence(wallet.address)  # bought space with another program
+    network.advance(1)
     home, lists = new_home(), []
     list_archives = Chain.archives_of
     monkeypatch.setattr(
