@@ -1,6 +1,7 @@
 """`caf version`, `caf help` and `caf completion`: about the command line itself."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -9,9 +10,8 @@ import typer.main
 from typer.completion import completion_init, shell_complete  # type: ignore[attr-defined]
 
 from caf_pipeline.cli import COMPLETE_VARIABLE
-from caf_pipeline.errors import UsageError
-
-_PACKAGE: Final = Path(__file__).resolve().parents[1]
+from caf_pipeline.errors import SettingsError, UsageError
+from caf_pipeline.system.package_files import package_file
 
 _LINE_VARIABLES: Final = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # of bash, and of other shells
 
@@ -61,9 +61,8 @@ def show_help(
 def _page(name: str) -> str:
     path = Path("docs/index.md" if name in ("docs", "docs/") else name.partition("#")[0])
     if path.suffix == ".md" and ".." not in path.parts:
-        for folder in (_PACKAGE, _PACKAGE.parent):  # installed, or in a checkout
-            if (folder / path).is_file():
-                return (folder / path).read_text(encoding="utf-8")
+        with suppress(SettingsError):
+            return package_file(str(path)).read_text(encoding="utf-8")
     raise UsageError(f"there is no page {name!r}.", hint="caf help docs lists the pages.")
 
 

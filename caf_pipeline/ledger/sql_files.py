@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
+from caf_pipeline.system.package_files import package_file
 
 if TYPE_CHECKING:
     import psycopg
@@ -37,9 +38,6 @@ _PRESENT: Final = """
     SELECT to_regclass('schema_files') IS NOT NULL AS is_recorded,
         to_regclass('caf_files') IS NOT NULL AS has_chunks
 """
-_HERE: Final = Path(__file__).resolve().parents[1]
-
-
 _TYPES: Final = {"timestamptz": "timestamp with time zone"}
 """Names of types in Postgres' information_schema."""
 
@@ -53,17 +51,9 @@ class SchemaFile:
     sha256: str
 
 
-def sql_folder() -> Path:
-    """Return the folder of the SQL files, installed or in a checkout."""
-    for folder in (_HERE / "sql", _HERE.parent / "sql"):
-        if folder.is_dir():
-            return folder
-    raise LedgerError(f"there are no SQL files beside {_HERE}", hint="install caf-pipeline again")
-
-
 def schema_files(folder: Path | None = None) -> list[SchemaFile]:
-    """Return a folder's numbered files (default: `sql_folder()`), by name."""
-    paths = sorted((folder or sql_folder()).glob("[0-9]*.sql"))
+    """Return a folder's numbered files (default: those of `sql/`), by name."""
+    paths = sorted((folder or package_file("sql")).glob("[0-9]*.sql"))
     return [
         SchemaFile(path.stem, text := path.read_bytes(), hashlib.sha256(text).hexdigest())
         for path in paths

@@ -12,8 +12,9 @@ import pytest
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.ledger import database as database_module
 from caf_pipeline.ledger import sql_files as schema_files
-from caf_pipeline.ledger.sql_files import make_tables, sql_folder
+from caf_pipeline.ledger.sql_files import make_tables
 from caf_pipeline.settings import Settings
+from caf_pipeline.system.package_files import package_file
 from caf_pipeline.waits import Waits
 from caf_pipeline.wiring import open_ledger
 
@@ -57,12 +58,14 @@ def start(url, folder):
 
 
 def test_each_file_runs_once(connection):
-    assert make_tables(connection) == sorted(path.stem for path in sql_folder().glob("0*.sql"))
+    assert make_tables(connection) == sorted(
+        path.stem for path in package_file("sql").glob("0*.sql")
+    )
     assert make_tables(connection) == []
 
 
 def test_the_files_are_ascii_for_any_locale():
-    assert all(path.read_bytes().isascii() for path in sql_folder().glob("*.sql"))
+    assert all(path.read_bytes().isascii() for path in package_file("sql").glob("*.sql"))
 
 
 def test_a_later_file_runs_alone(connection, tmp_path):

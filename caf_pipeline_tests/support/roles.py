@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from caf_pipeline.ledger.sql_files import sql_folder
+from caf_pipeline.system.package_files import package_file
 
 ROLES = ("caf_reader", "caf_worker", "caf_verifier")
 
@@ -14,7 +14,7 @@ ROLES = ("caf_reader", "caf_worker", "caf_verifier")
 def granted_roles(database_url: str) -> Iterator[Callable[[str], str]]:
     """Grant the roles in a context. Yields a function that returns a role's address."""
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute((sql_folder() / "roles.sql").read_bytes())
+        connection.execute((package_file("sql") / "roles.sql").read_bytes())
     yield lambda role: f"{database_url}&options=-c%20role%3D{role}"
     with psycopg.connect(database_url, autocommit=True) as connection:
         for role in ROLES:
