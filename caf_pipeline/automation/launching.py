@@ -253,12 +253,12 @@ def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) ->
     Such a run blocks its source's plans, or all looks.
     """
     long_ago = datetime.now(UTC) - timedelta(seconds=UNSUBMITTED_SECONDS)
-    begun = [DagsterRunStatus.NOT_STARTED]
+    statuses = [DagsterRunStatus.NOT_STARTED]
     tags = {SOURCE_TAG: list(sources)}
     message = "The run was never submitted: the process that created it was killed."
     for lost in (
-        RunsFilter(statuses=begun, tags=tags, created_before=long_ago),
-        RunsFilter(statuses=begun, job_name=LOOK_JOB, created_before=long_ago),
+        RunsFilter(statuses=statuses, tags=tags, created_before=long_ago),
+        RunsFilter(statuses=statuses, job_name=LOOK_JOB, created_before=long_ago),
     ):
         for run in instance.get_runs(lost, limit=PAGE):
             instance.report_run_failed(run, message)

@@ -34,11 +34,11 @@ def launch_planned(
         return []
     queued: list[str] = []
     try:
-        if not may_queue_like(context, LAUNCH_SENSOR):
+        if not _may_queue(context):
             return []
         tick = LaunchTick(context, settings, Deadline(TICK_SECONDS), keys)
         for request in tick.requests_of(source):
-            if queue_run_of_sensor(context, LAUNCH_SENSOR, request):
+            if queue_run_of_sensor(context, request):
                 queued.append(str(request.partition_key))
         for note in tick.notes:
             context.log.warning(note)
@@ -51,25 +51,27 @@ def launch_planned(
     return queued
 
 
-def may_queue_like(context: AssetExecutionContext, sensor: str) -> bool:
-    """Return whether a sensor of the run's code location is on, and queued runs are started."""
+def _may_queue(context: AssetExecutionContext) -> bool:
+    """Return whether the sensor of the run's code location is on, and queued runs are started."""
     origin = context.run.remote_job_origin
     if origin is None or not isinstance(context.instance.run_coordinator, QueuedRunCoordinator):
         return False
     repository = context.repository_def
-    if not repository.has_sensor_def(sensor):
+    if not repository.has_sensor_def(LAUNCH_SENSOR):
         return False
     states = context.instance.all_instigator_state(
         repository_selector_id=origin.repository_origin.get_selector_id()
     )
-    status = next((state.status for state in states if state.instigator_name == sensor), None)
+    status = next(
+        (state.status for state in states if state.instigator_name == LAUNCH_SENSOR), None
+    )
     # Someone may have switched it in the UI.
     if status in (InstigatorStatus.RUNNING, InstigatorStatus.STOPPED):
         return status is InstigatorStatus.RUNNING
-    return repository.get_sensor_def(sensor).default_status is DefaultSensorStatus.RUNNING
+    return repository.get_sensor_def(LAUNCH_SENSOR).default_status is DefaultSensorStatus.RUNNING
 
 
-def queue_run_of_sensor(context: AssetExecutionContext, sensor: str, request: RunRequest) -> bool:
+def queue_run_of_sensor(context: AssetExecutionContext, request: RunRequest) -> bool:
     """Queue a run in the run's code location; False if the sensor has already created it.
 
     Dagster's daemon recognises the run by its tags if the sensor requests it, too.
@@ -87,7 +89,7 @@ def queue_run_of_sensor(context: AssetExecutionContext, sensor: str, request: Ru
         **job.run_tags,
         **request.tags,
         PARTITION_TAG: request.partition_key,
-        SENSOR_TAG: sensor,
+        SENSOR_TAG: LAUNCH_SENSOR,
     }
     if request.run_key:
         tags[RUN_KEY_TAG] = request.run_key

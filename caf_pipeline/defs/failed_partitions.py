@@ -40,12 +40,13 @@ def report_located(
     for key in assets:
         record = latest_materialization(instance, key, chunk.name)
         last = record.asset_materialization if record else None
-        shown = metadata.chunk_metadata(chunk, recipients) | {"merkle_root": root}
         event = AssetMaterialization(
             key,
             partition=chunk.name,
             description="The ledger has this chunk as located; its latest run failed.",
-            metadata=last.metadata if last else shown,
+            metadata=last.metadata
+            if last
+            else metadata.chunk_metadata(chunk, recipients) | {"merkle_root": root},
             tags={DATA_VERSION_TAG: root},
         )
         instance.report_runless_asset_event(event)

@@ -116,7 +116,7 @@ def test_a_run_the_sensor_just_created_is_not_repeated(planned):
         tick = LaunchTick(context, planned.settings, Deadline(60), DEFAULT_KEYS)
         (request,) = tick.requests_of(SOURCE)
         start_run(planned, ARCHIVE, DagsterRunStatus.QUEUED, **{RUN_KEY_TAG: request.run_key})
-        assert not queue_run_of_sensor(context, LAUNCH_SENSOR, request)
+        assert not queue_run_of_sensor(context, request)
 
 
 def test_a_failed_chunk_gets_another_run_key(planned, monkeypatch):

@@ -9,13 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from dagster import DagsterInstance, RunsFilter
 
-from caf_pipeline.dagster_host.backfill import ENDED
 from caf_pipeline.dagster_host.home import prepare_dagster_home
-from caf_pipeline.dagster_private import BulkActionStatus
 from caf_pipeline.naming import LOCATION_NAME
-from caf_pipeline_tests.support.patience import wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,32 +84,3 @@ def daemon(module: str, folder: Path, **environment: str) -> Iterator[subprocess
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def wait_for_backfill(
-    instance: DagsterInstance, backfill_id: str, process: "subprocess.Popen[bytes] | None" = None
-) -> None:
-    """Wait until a backfill succeeds; otherwise fail and show its runs' last events."""
-
-    def status() -> BulkActionStatus | None:
-        backfill = instance.get_backfill(backfill_id)
-        return backfill and backfill.status
-
-    def has_ended() -> bool:
-        now = status()
-        return now is not None and now.value in ENDED
-
-    with contextlib.suppress(AssertionError):  # the assertion below shows more
-        wait_for(has_ended, process)
-    runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": backfill_id}))
-    last = {
-        run.run_id: [
-            (event.timestamp, event.message) for event in instance.all_logs(run.run_id)[-5:]
-        ]
-        for run in runs
-    }
-    assert status() is BulkActionStatus.COMPLETED_SUCCESS, (
-        status(),
-        [(run.run_id, run.status, run.tags) for run in runs],
-        last,
-    )
