@@ -47,7 +47,8 @@ def prove(
     Checks the store's proofs, and reads pieces back from each copy. Chunks that a rebuild restored
     come first: all their bytes are read once and compared with the Merkle root. Then come chunks
     that the chain's lists show as suspicious, then those checked longest ago. The job
-    caf_look does the same every hour, and reads at most 32 GiB of restored chunks.
+    caf_look does the same every hour if the settings name a wallet, and reads at most 32 GiB of
+    restored chunks.
 
     Checks up to four chunks side by side. A copy that lost a range takes two minutes. Lost or wrong
     bytes are recorded at once, so that `caf repair` knows them even if you interrupt this command.

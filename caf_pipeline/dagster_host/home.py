@@ -36,7 +36,7 @@ def prepare_dagster_home(settings: Settings) -> Path:
     folder = dagster_home(settings)
     # gRPC's fork handlers crash a process that has threads of gRPC now and then.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    # A daemon waits with an asset backfill while the code server is away. Without it, it fails.
+    # A daemon fails asset backfills while the code server is away, unless this is set.
     os.environ.setdefault("DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR", "1")
     if team_project(settings.folder):
         os.environ[HOME_VARIABLE] = str(folder)

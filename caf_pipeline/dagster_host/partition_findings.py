@@ -1,4 +1,4 @@
-"""Finds partitions of which Dagster and the ledger differ, for `caf doctor`."""
+"""Finds partitions whose state in Dagster differs from the ledger, for `caf doctor`."""
 
 from collections.abc import Iterator
 from functools import partial

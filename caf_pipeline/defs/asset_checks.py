@@ -147,8 +147,8 @@ def chunk_checks(source: str, *, on_jackal: bool) -> tuple[ChunkCheck, ChunkChec
             CHUNK_IS_PROVEN,
             _chunk_is_proven,
             f"{proven} A run of the asset does not evaluate it. The job "
-            f"{job_name(source, 'prove')} does, and on Jackal {LOOK_JOB} every hour. A chunk that "
-            "fails is marked as damaged; "
+            f"{job_name(source, 'prove')} does, and with a wallet {LOOK_JOB} every hour. A chunk "
+            "that fails is marked as damaged; "
             f"{job_name(source, 'repair')} or 'caf repair' repairs it.{unverified}",
             later=True,
         ),

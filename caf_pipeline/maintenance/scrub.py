@@ -89,7 +89,7 @@ class ProofReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether it is proven, or too small for the chain's proofs and right at each copy."""
+        """True if proven, or right at each copy and too small for the chain's proofs."""
         return self.proven or (self.verdict == "unverified" and is_small(self.chunk))
 
     @property

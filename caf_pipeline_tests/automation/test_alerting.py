@@ -738,8 +738,8 @@ def statuses(pipeline, chunk: str) -> list[str]:
 
 
 def versions(pipeline, chunk: str, asset: str) -> list[str]:
-    wanted = AssetRecordsFilter(AssetKey([SOURCE, asset]), asset_partitions=[chunk])
-    records = pipeline.instance.fetch_materializations(wanted, limit=10).records
+    of_chunk = AssetRecordsFilter(AssetKey([SOURCE, asset]), asset_partitions=[chunk])
+    records = pipeline.instance.fetch_materializations(of_chunk, limit=10).records
     return [record.asset_materialization.tags["dagster/data_version"] for record in records]
 
 

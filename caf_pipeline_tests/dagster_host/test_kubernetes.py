@@ -311,10 +311,11 @@ def test_its_dagster_yaml_is_ours_but_for_what_kubernetes_needs():
 
 def test_pods_of_the_helm_chart_are_those_of_our_manifests():
     values = yaml.safe_load((KUBERNETES / "values.yaml").read_text())
-    ours = yaml.safe_load((KUBERNETES / "dagster.yaml").read_text())
+    instance = yaml.safe_load((KUBERNETES / "dagster.yaml").read_text())
+    own_launcher = instance["run_launcher"]["config"]
     launcher = values["runLauncher"]["config"]["k8sRunLauncher"]
-    assert launcher["resources"] == ours["run_launcher"]["config"]["resources"]
-    of_runs = ours["run_launcher"]["config"]["run_k8s_config"]
+    assert launcher["resources"] == own_launcher["resources"]
+    of_runs = own_launcher["run_k8s_config"]
     of_chart = launcher["runK8sConfig"]
     assert of_chart["jobSpecConfig"] == of_runs["job_spec_config"]
     assert of_chart["podSpecConfig"].items() <= of_runs["pod_spec_config"].items()
@@ -323,7 +324,7 @@ def test_pods_of_the_helm_chart_are_those_of_our_manifests():
     assert set(deployment["dagsterApiGrpcArgs"]) < set(code["command"])
     mounts = [mount for mount in code["volumeMounts"] if mount in deployment["volumeMounts"]]
     assert len(mounts) == len(deployment["volumeMounts"])
-    (waits,) = [one for one in container_of("caf-pipeline-daemon")["env"] if "value" in one]
+    (waits,) = [item for item in container_of("caf-pipeline-daemon")["env"] if "value" in item]
     assert values["dagsterDaemon"]["env"] == {waits["name"]: waits["value"]}
 
 
